@@ -69,7 +69,7 @@ class BlockAllocator:
         return block
 
     def retain(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each (owned) block. Raises ValueError, changing nothing, if one is free or out of range."""
+        """Add one reference to each block. Raises ValueError, changing nothing, if one is free or out of range."""
         self._require_owned(blocks)
         for block in blocks:
             self._refs[block] += 1

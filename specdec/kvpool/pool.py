@@ -23,14 +23,14 @@ class KVSpec:
     Raises ValueError if a size is below 1 or the dtype is not floating (poison and attention both need that).
     """
 
-    key: str | tuple
+    key: str | tuple[object, ...]
     num_kv_heads: int
     head_dim: int
     v_head_dim: int
     dtype: torch.dtype
     device: torch.device | str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("num_kv_heads", "head_dim", "v_head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)} (layer {self.key!r})")

@@ -46,11 +46,11 @@ class BlockTable:
     def grow_upto(self, num_tokens: int) -> bool:
         """Grow towards `num_tokens` positions as far as the free blocks last. True if the table changed."""
         missing = self._blocks_for(num_tokens) - len(self.blocks)
-        blocks = self._allocator.allocate(min(max(missing, 0), self._allocator.num_free))
-        if not blocks:
-            return False
-        self.blocks += blocks
-        return True
+        if missing <= 0:
+            return False  # the common case of a round
+        blocks = self._allocator.allocate(min(missing, self._allocator.num_free))
+        self.blocks += blocks or ()
+        return bool(blocks)
 
     def truncate(self, num_tokens: int) -> list[int]:
         """Keep the blocks of positions < num_tokens; release the rest and return it in sequence order.
