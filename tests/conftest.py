@@ -1,0 +1,22 @@
+"""What every test needs before the first import of triton: the interpreter where there is no GPU, and no network."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+
+from specdec.loading import Loaded, load_model
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Loaded:
+    """The demo model in fp32 on the CPU, one object for the session: tests leave it as they found it."""
+    return load_model("smollm2-135m", dtype="float32", device="cpu")
