@@ -38,7 +38,7 @@ class BlockAllocator:
         return len(self._uncached) + len(self._cached)
 
     @property
-    def num_cached(self) -> int:
+    def num_evictable(self) -> int:
         """Free blocks that hold a findable prefix."""
         return len(self._cached)
 
@@ -118,6 +118,10 @@ class BlockAllocator:
             self._refs[block] += 1
             blocks.append(block)
         return blocks
+
+    def is_cached(self, key: Key) -> bool:
+        """Whether `lookup` would find a block, owned or free, under this key; retains nothing."""
+        return key in self._block_of
 
     def publish(self, block: int, key: Key) -> None:
         """Make an owned block findable under `key`; does nothing if the block or the key is already published.

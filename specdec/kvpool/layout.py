@@ -77,10 +77,13 @@ def cu_seqlens(lengths: Iterable[int], *, device: Device = None) -> Tensor:
 
 
 def to_device(values: "array[int]", device: Device = None) -> Tensor:
-    """An array of C ints ("i" or "q") as a tensor [len(values)] int32 or int64 on `device`, default the CPU."""
+    """An array of C ints ("i" or "q") as a tensor [len(values)] int32 or int64 on `device`, default the CPU.
+
+    On the CPU the tensor shares the array's memory: the caller gives the array up.
+    """
     dtype = torch.int32 if values.typecode == "i" else torch.int64
-    # frombuffer refuses an empty buffer, and its result shares the array's memory: the copy makes it the tensor's own.
-    host = torch.frombuffer(values, dtype=dtype).clone() if len(values) else torch.empty(0, dtype=dtype)
+    # frombuffer shares the memory, which the tensor then keeps alive; it refuses an empty buffer.
+    host = torch.frombuffer(values, dtype=dtype) if len(values) else torch.empty(0, dtype=dtype)
     if device is None or torch.device(device).type == "cpu":
         return host
     if torch.device(device).type == "cuda":

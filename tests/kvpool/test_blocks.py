@@ -43,7 +43,7 @@ def test_lookup_takes_the_longest_run_and_retains_it():
     assert allocator.lookup(["x", "a"]) == [] == allocator.lookup([])
     allocator.release(blocks)
     allocator.release(blocks[:2])
-    assert allocator.num_free == 5 and allocator.num_cached == 3
+    assert allocator.num_free == 5 and allocator.num_evictable == 3
     assert allocator.lookup(["a", "b", "c"]) == blocks and allocator.num_free == 2
     allocator.check([blocks])
 
@@ -61,7 +61,7 @@ def test_blocks_without_a_prefix_go_before_cached_ones():
     plain = allocator.allocate(2)
     allocator.release(plain)
     allocator.release(cached)
-    assert set(allocator.allocate(3)) == {*plain, 4} and allocator.num_cached == 2
+    assert set(allocator.allocate(3)) == {*plain, 4} and allocator.num_evictable == 2
     allocator.check()
 
 
@@ -80,6 +80,7 @@ def test_eviction_forgets_the_key():
     allocator.release(blocks)
     (evicted,) = allocator.allocate(1)
     assert evicted == blocks[1] and not allocator.is_published(evicted)
+    assert allocator.is_cached("a") and not allocator.is_cached("b")
     allocator.publish(evicted, "b")
     assert allocator.lookup(["a", "b"]) == blocks
     allocator.check([[evicted], blocks])
@@ -133,7 +134,7 @@ def test_reset_prefix_cache_forgets_hashes_but_not_owners():
         allocator.mark_complete("target", block)
     allocator.release(blocks[1:])
     allocator.reset_prefix_cache()
-    assert allocator.lookup(["a"]) == [] and allocator.num_cached == 0
+    assert allocator.lookup(["a"]) == [] and allocator.num_evictable == 0
     assert allocator.ref_count(blocks[0]) == 1 and allocator.num_free == 3
     assert [allocator.is_complete("target", b) for b in blocks] == [True, False, False]
     allocator.publish(blocks[0], "a")

@@ -221,7 +221,9 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def the_allocator_agrees_with_the_ledger(self):
         self.allocator.check([*(row.table.blocks for row in self.rows), *self.held])
-        assert self.allocator.num_free == self.ledger.num_free and self.allocator.num_cached == len(self.ledger.cached)
+        assert self.allocator.num_free == self.ledger.num_free
+        assert self.allocator.num_evictable == len(self.ledger.cached)
+        assert all(self.allocator.is_cached(key) for key in self.ledger.block_of)
         for block in range(NUM_BLOCKS):
             assert self.allocator.ref_count(block) == self.ledger.refs[block]
             assert self.allocator.is_published(block) == (block in self.ledger.block_of.values())
