@@ -1,0 +1,73 @@
+"""What a drafter is given and what it gives back. A new drafter is one small file with one method, `propose`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import Sampling
+from specdec.rows import RowView
+
+
+@dataclass(slots=True)
+class DraftRows:
+    """The B rows of a round as a drafter sees them. Everything lives on the engine's device.
+
+    token_ids [B, W]: row r's first `lengths[r]` entries are its tokens, what follows is garbage. lengths [B] int64.
+    want [B] int64: drafts the row may use, 0..k; 0 for a row that does not run. seeds [B] int64.
+    sampling: temperature and filters per row, for drafters that draw with the target's own noise (`kernels.sample`;
+    draft j is the token at position lengths + j). view: block table and drafter KV, for drafters with a paged model.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    want: Tensor
+    running: Tensor
+    sampling: Sampling
+    view: RowView
+
+    @property
+    def seeds(self) -> Tensor:
+        return self.sampling.seed
+
+
+@dataclass(slots=True)
+class Draft:
+    """token_ids [B, k] int64; counts [B] int64, how many of a row's drafts are meant.
+
+    scores [B, k] float, an estimate of each draft's survival, non-increasing along a row (None: all alike);
+    written [B] int64, positions whose drafter KV this round wrote, from l - 1 on (None: nothing is kept).
+    """
+
+    token_ids: Tensor
+    counts: Tensor
+    scores: Tensor | None = None
+    written: Tensor | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """`propose(rows, k)` returns a `Draft`, or just `(token_ids [B, k], counts [B])`. k >= 1.
+
+    Wrong drafts cost time and never change the output. `capturable = True` promises that `propose` launches the same
+    device work whatever the tokens are and reads nothing back, so that it may run inside a CUDA graph.
+    """
+
+    def propose(self, rows: DraftRows, k: int) -> Draft | tuple[Tensor, Tensor]: ...
+
+
+def as_draft(proposal: Any, batch: int, k: int) -> Draft:
+    """Check what a drafter returned. Raises ValueError or TypeError naming what was expected and what came."""
+    draft = proposal if isinstance(proposal, Draft) else None
+    if draft is None:
+        if not isinstance(proposal, tuple) or len(proposal) != 2:
+            raise TypeError(f"propose: expected a Draft or (token_ids, counts), got {type(proposal).__name__}")
+        draft = Draft(torch.as_tensor(proposal[0]), torch.as_tensor(proposal[1]))
+    if tuple(draft.token_ids.shape) != (batch, k):
+        raise ValueError(f"propose: expected token_ids of shape {(batch, k)}, got {tuple(draft.token_ids.shape)}")
+    if tuple(draft.counts.shape) != (batch,):
+        raise ValueError(f"propose: expected counts of shape {(batch,)}, got {tuple(draft.counts.shape)}")
+    return draft

@@ -1,0 +1,386 @@
+"""The engine: arranges scheduler, models and rounds, one step at a time. One thread calls it (see worker.py)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.draft import Drafter, ModelDrafter
+from specdec.kvpool import KVPool
+from specdec.model import Packed, PagedModel, slots
+from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
+from specdec.rows import Rows, upload
+from specdec.scheduler import Chunk, Scheduler
+from specdec.sequence import Sequence, Status
+from specdec.verify import Verifier
+
+DEBUG = os.environ.get("SPECDEC_DEBUG", "") == "1"
+
+
+class Listener(Protocol):
+    """Who is told what a sequence emits. An exception of a listener ends its own sequence and no other."""
+
+    def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
+        """New tokens; returns how many of them to keep, and whether the sequence ends there (a stop string)."""
+
+    def finished(self, seq: Sequence) -> None:
+        """The sequence is over: see its finish_reason and error."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """k: drafts per row and round at most. prompt_budget: prompt tokens between two rounds. lag: rounds that the host
+    reads behind the launch, 1 hides its work behind the device's, 0 where the device is the host."""
+
+    k: int = 4
+    prompt_budget: int = 512
+    lag: int = 1
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counts since the start. rounds: launched; row_rounds: rows that ran in them; stalls: rows that lacked a slot."""
+
+    rounds: int = 0
+    row_rounds: int = 0
+    stalls: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    prompt_tokens: int = 0
+    drafter_tokens: int = 0
+    accepted_per_round: Counter = field(default_factory=Counter)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per row and round, bonus token included."""
+        return self.emitted / self.row_rounds if self.row_rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched round that is not read yet: its values on their way to the host, and whose row is whose."""
+
+    values: Tensor
+    event: torch.cuda.Event | None
+    seqs: list[Sequence]
+    shape: RoundShape
+
+
+class Engine:
+    """Target, drafter and verifier over one pool. `submit` sequences, call `step` until it is idle.
+
+    drafter: proposes tokens, or None. draft_model: the drafter's paged model where it keeps KV in the pool.
+    """
+
+    def __init__(
+        self,
+        target: PagedModel,
+        verifier: Verifier,
+        rows: Rows,
+        drafter: Drafter | None = None,
+        config: EngineConfig = EngineConfig(),
+        salt: bytes = b"",
+    ):
+        self.target, self.drafter, self.rows, self.config = target, drafter, rows, config
+        self.draft_model = drafter.model if isinstance(drafter, ModelDrafter) else None
+        self.round = Round(rows, target, drafter, verifier)
+        self.scheduler = Scheduler(
+            target.pool,
+            rows,
+            prompt_budget=config.prompt_budget,
+            has_drafter=self.draft_model is not None,
+            salt=salt,
+        )
+        self.stats = EngineStats()
+        self.flights: list[Flight] = []
+        self.listeners: dict[Sequence, Listener] = {}
+        self.drafter_error: Exception | None = None
+        self._wanted = 0
+
+    @property
+    def pool(self) -> KVPool:
+        return self.target.pool
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle and not self.flights
+
+    def check_fits(self, seq: Sequence) -> None:
+        """Raises ValueError if `seq` could never run: longer than a row, or than the pool."""
+        if not 0 < seq.prompt_len < seq.limit:
+            raise ValueError(
+                f"prompt: expected 1 to {self.rows.max_len - 1} tokens, so that one more has a position, "
+                f"got {seq.prompt_len}"
+            )
+        capacity = self.pool.num_blocks * self.pool.block_size
+        if seq.limit - 1 > capacity:
+            raise ValueError(
+                f"prompt: {seq.prompt_len} tokens and up to {seq.limit - seq.prompt_len} more need {seq.limit - 1} KV "
+                f"slots, expected at most {capacity}, the pool's; lower max_tokens or raise kv_memory"
+            )
+
+    def submit(self, seq: Sequence, listener: Listener | None = None) -> None:
+        """Queue `seq`. Raises ValueError as `check_fits` does."""
+        self.check_fits(seq)
+        if listener:
+            self.listeners[seq] = listener
+        self.scheduler.submit(seq)
+
+    def cancel(self, seq: Sequence) -> None:
+        """End `seq` at the next step; what a round in flight emits for it is dropped."""
+        seq.cancelled = True
+
+    def step(self) -> None:
+        """One round: make room, take in prompts, launch; then read the round that was launched before."""
+        self._drop_cancelled()
+        self.scheduler.reserve(self._slots())  # running rows first, then those that join
+        self._admit()
+        self._extend_prompts()
+        self._join()
+        self.scheduler.reserve(self._slots())
+        self._launch()
+        while len(self.flights) > (self.config.lag if self.scheduler.running else 0):
+            self._read(self.flights.pop(0))
+        if DEBUG:
+            self.check()
+
+    def run(self) -> None:
+        """Step until nothing is left to do."""
+        while not self.idle:
+            self.step()
+
+    # -- before a round
+
+    def _drop_cancelled(self) -> None:
+        for seq in [*self.scheduler.sequences, *self.scheduler.waiting]:
+            if seq.cancelled:
+                self._finish(seq, "cancelled")
+
+    def _in_flight(self, seq: Sequence) -> int:
+        """The most tokens that unread rounds may have emitted for `seq`."""
+        return sum(f.shape.draft_steps + 1 for f in self.flights if seq in f.seqs)
+
+    def _slots(self) -> dict[Sequence, int]:
+        """Slots that each running row needs for its next round, at most."""
+        return {seq: len(seq) + self._in_flight(seq) + self._k(seq) for seq in self.scheduler.running}
+
+    def _k(self, seq: Sequence) -> int:
+        return 0 if self.drafter is None else self.config.k if seq.params.k is None else seq.params.k
+
+    def _admit(self) -> None:
+        copies = self.scheduler.admit(seq for f in self.flights for seq in f.seqs)
+        self.rows.flush()
+        self.pool.copy_blocks(copies)
+
+    def _extend_prompts(self) -> None:
+        self.rows.flush()
+        chunks = self.scheduler.target_chunks()
+        if self._extend(self.target, chunks):
+            self.stats.prompt_tokens += sum(c.end - c.start for c in chunks)
+            for c in chunks:
+                c.seq.target_len = c.end
+        if self.draft_model is None or self.drafter is None:
+            return
+        chunks = self.scheduler.drafter_chunks(self.drafter.window)
+        if self._extend(self.draft_model, chunks):
+            self.stats.drafter_tokens += sum(c.end - c.start for c in chunks)
+            for c in chunks:
+                c.seq.drafter_len = c.end
+        for seq in self.scheduler.running:
+            if any(c.seq is seq for c in chunks):
+                self.rows.set_drafter_len(seq.row, seq.drafter_len)
+
+    def _extend(self, model: PagedModel, chunks: list[Chunk]) -> bool:
+        """Run the chunks, ragged and packed, without the head. A failure ends their sequences and no other."""
+        if not chunks:
+            return False
+        try:
+            model.extend(self._pack(model, chunks), logits=False)
+        except Exception as error:
+            for chunk in chunks:
+                self._finish(chunk.seq, "error", error)
+            return False
+        return True
+
+    def _pack(self, model: PagedModel, chunks: list[Chunk]) -> Packed:
+        lengths = [c.end - c.start for c in chunks]
+        ids = [t if t < model.vocab_size else 0 for c in chunks for t in c.seq.token_ids[c.start : c.end]]
+        host = torch.tensor(
+            [
+                ids,
+                [p for c in chunks for p in range(c.start, c.end)],
+                [i for i, n in enumerate(lengths) for _ in range(n)],
+            ]
+        )
+        device = self.rows.device
+        ids, positions, row = upload(host, device).to(device, non_blocking=True)
+        width = max(len(c.seq.table.blocks) for c in chunks)
+        host = torch.full((len(chunks), width + 2), -1, dtype=torch.int32)
+        ends = 0
+        for i, chunk in enumerate(chunks):
+            ends += lengths[i]
+            blocks = chunk.seq.table.blocks
+            host[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+            host[i, width], host[i, width + 1] = chunk.end, ends
+        table = upload(host, device).to(device, non_blocking=True)
+        block_table = table[:, :width]
+        return Packed(
+            token_ids=ids,
+            positions=positions,
+            slot_mapping=slots(
+                block_table, row, positions, torch.ones_like(row, dtype=torch.bool), self.pool.block_size
+            ),
+            block_table=block_table,
+            seq_lens=table[:, width].contiguous(),
+            cu_seqlens_q=torch.nn.functional.pad(table[:, width + 1], (1, 0)),
+            max_seqlen_q=max(lengths),
+        )
+
+    def _join(self) -> None:
+        for seq in self.scheduler.sequences:
+            if seq.status is Status.EXTENDING:
+                self.scheduler.publish(seq)
+                if self.scheduler.ready(seq):
+                    self.scheduler.join(seq, self._k(seq))
+
+    # -- the round, and what it brought
+
+    def _launch(self) -> None:
+        seqs = self.scheduler.running
+        if not seqs:
+            return
+        self.rows.flush()
+        shape = self._shape(seqs)
+        device = self.rows.device
+        index = upload(torch.tensor([seq.row for seq in seqs]), device).to(device, non_blocking=True)
+        try:
+            result = self._run_round(index, shape)
+        except Exception as error:
+            for seq in seqs:
+                self._finish(seq, "error", error)
+            return
+        self.stats.rounds += 1
+        self.flights.append(self._send_home(result, seqs, shape))
+
+    def _run_round(self, index: Tensor, shape: RoundShape) -> RoundResult:
+        try:
+            return self.round.run(index, shape)
+        except DrafterFailed as failure:
+            # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
+            self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
+            warnings.warn(f"the drafter failed, decoding goes on without it: {failure.error!r}", stacklevel=2)
+            return self.round.run(index, RoundShape(0, shape.tokens and len(index), shape.noise, shape.filters))
+
+    def _shape(self, seqs: list[Sequence]) -> RoundShape:
+        k = max(self._k(seq) for seq in seqs)
+        tokens = None
+        if self.rows.device.type != "cpu":
+            # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
+            drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, max(self._wanted, len(seqs)))
+            tokens = len(seqs) + drafts
+        noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
+        return RoundShape(k, tokens, noise, filters)
+
+    def _send_home(self, result: RoundResult, seqs: list[Sequence], shape: RoundShape) -> Flight:
+        values, event = result.values, None
+        if values.is_cuda:
+            home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            home.copy_(values, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            values = home
+        return Flight(values, event, seqs, shape)
+
+    def _read(self, flight: Flight) -> None:
+        """The one read of a round: what it emitted, and the counts beside it."""
+        if flight.event:
+            flight.event.synchronize()
+        n = len(RoundResult.COLUMNS)
+        self._wanted = 0
+        for seq, values in zip(flight.seqs, flight.values.tolist(), strict=True):
+            counts = dict(zip(RoundResult.COLUMNS, values[:n], strict=True))
+            self._wanted += counts["num_wanted"]
+            if seq.status is Status.FINISHED or seq.cancelled:
+                self.stats.dropped += counts["num_emitted"]
+                continue
+            self._take(seq, counts, values[n : n + counts["num_emitted"]])
+
+    def _take(self, seq: Sequence, counts: dict[str, int], token_ids: list[int]) -> None:
+        """Append what a round emitted for `seq`, and end it where it ends."""
+        if not counts["ran"]:
+            self.stats.stalls += 1
+            return
+        if seq.status is Status.RUNNING:
+            # The read is older than a catch-up that the host enqueued since, so the larger count holds.
+            seq.drafter_len = max(seq.drafter_len, counts["drafter_len"])
+        kept, stopped, error = self._tell(seq, token_ids)
+        seq.token_ids += token_ids[:kept]
+        self._count(seq, counts, kept)
+        if error:
+            self._finish(seq, "error", error)
+        elif counts["failed"]:
+            what = f"the logits of position {len(seq)} hold NaN, or no token at all"
+            self._finish(seq, "error", FloatingPointError(what))
+        elif stopped:
+            self._finish(seq, "stop")
+        elif len(seq) >= seq.limit:
+            self._finish(seq, "length")
+        elif seq.status is Status.RUNNING:
+            self.scheduler.publish(seq)
+
+    def _tell(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool, Exception | None]:
+        """How many of the tokens stay, and whether the sequence ends there: at a stop id, or as the listener says."""
+        stop_ids = seq.stop_ids
+        end = next((i + 1 for i, token in enumerate(token_ids) if token in stop_ids), 0)
+        kept, stopped = end or len(token_ids), end > 0
+        listener = self.listeners.get(seq)
+        if listener is None or not token_ids:
+            return kept, stopped, None
+        try:
+            told, ends = listener.emitted(seq, token_ids[:kept])
+        except Exception as error:
+            return kept, True, error
+        return min(kept, told), stopped or ends, None
+
+    def _count(self, seq: Sequence, counts: dict[str, int], kept: int) -> None:
+        stats, drafted = self.stats, counts["num_drafts"]
+        accepted = min(counts["num_accepted"], kept)
+        stats.row_rounds += 1
+        stats.emitted += kept
+        stats.drafted += drafted
+        stats.accepted += accepted
+        stats.accepted_per_round[accepted] += 1
+        seq.stats.count(kept, drafted, accepted)
+
+    def _finish(self, seq: Sequence, reason: str, error: BaseException | None = None) -> None:
+        self.scheduler.release(seq, publish=error is None)  # KV of a failed round must not be found by others
+        seq.finish(reason, error)
+        listener = self.listeners.pop(seq, None)
+        if listener:
+            listener.finished(seq)
+
+    # -- invariants (design section 6)
+
+    def check(self) -> None:
+        """Assert what must hold between steps; raises AssertionError naming what is broken."""
+        seqs = self.scheduler.sequences
+        self.pool.allocator.check([seq.table.blocks for seq in seqs])
+        for seq in seqs:
+            assert seq.target_len <= len(seq) - 1 + (seq.status is Status.RUNNING), "the newest token has KV"
+            assert self.scheduler.placed[seq.row] is seq, f"row {seq.row} is not its sequence's"
+            for block in seq.table.blocks[seq.num_published :]:
+                assert self.pool.allocator.ref_count(block) == 1 or seq.status is Status.EXTENDING, "a shared tail"
+        for seq in self.scheduler.waiting:
+            assert seq.table is None and seq.row is None, "a waiting sequence owns blocks"

@@ -1,0 +1,321 @@
+"""LLM: prompts in, text out. It loads models, sizes the pool, builds the engine and runs it in a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from transformers import PreTrainedModel
+
+from specdec.detokenizer import Detokenizer
+from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
+from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
+from specdec.kvpool import KVPool
+from specdec.limits import Wishes, choose
+from specdec.loading import load_model
+from specdec.model import PagedModel, kv_specs
+from specdec.output import Handle, Output, Piece, Transcript
+from specdec.rows import Rows
+from specdec.sampling import SamplingParams, sample_seed
+from specdec.scheduler import DRAFTER, TARGET
+from specdec.sequence import RequestStats, Sequence
+from specdec.verify import CoupledVerifier
+from specdec.worker import Worker
+
+Prompt = str | list[int]
+Message = dict[str, str]
+AUTO_K = {"lookup": 10, "model": 4, "own": 4}
+
+
+class LLM:
+    """A model with paged speculative decoding.
+
+    model: alias ("smollm2-135m"), hub id, folder, .gguf file, or a loaded transformers model.
+    drafter: None, "lookup", a model (any of the above), or an object with `propose(rows, k)` (see specdec.draft).
+    k: drafts per row and round at most, "auto" for the drafter's usual number. Requests may set their own.
+    max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
+    seed: for requests that bring none; each then draws from it by its number. lag: see EngineConfig.
+
+    Raises ValueError or TypeError naming the argument for what can't be loaded or paged, or doesn't fit together.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | PreTrainedModel,
+        *,
+        tokenizer: Any = None,
+        drafter: Any = None,
+        k: int | str = "auto",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_model_len: int | None = None,
+        max_rows: int | None = None,
+        kv_memory: int | None = None,
+        block_size: int = 16,
+        prompt_budget: int = 512,
+        lag: int | None = None,
+        revision: str | None = None,
+        seed: int | None = None,
+        trust_remote_code: bool = False,
+    ):
+        loaded = load_model(model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        wishes = Wishes(max_model_len, max_rows, kv_memory, block_size)
+        self.model, self.tokenizer = loaded.model.eval(), tokenizer or loaded.tokenizer
+        self.seed, self._submitted = seed, 0
+        kind, draft_model = self._find_drafter(drafter, trust_remote_code)
+        self.k = _check_k(k, kind)
+        models = [m for m in (self.model, draft_model) if m is not None]
+        self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
+        pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
+        target = PagedModel(self.model, pool, TARGET)
+        rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, target.device)
+        self.vocab_size = self.model.config.get_text_config().vocab_size
+        if draft_model is not None:
+            drafter = ModelDrafter(PagedModel(draft_model, pool, DRAFTER), vocab_size=self.vocab_size)
+        elif kind == "lookup":
+            drafter = LookupDrafter()
+        config = EngineConfig(k=self.k, prompt_budget=prompt_budget, lag=_lag(lag, target.device))
+        salt = f"{loaded.source}@{loaded.revision}".encode()
+        self.engine = Engine(target, CoupledVerifier(self.vocab_size), rows, drafter, config, salt)
+        self._handles: set[Handle] = set()
+        self._lock = threading.Lock()
+        self._worker = Worker(self.engine, self._fail_all)
+
+    # -- asking
+
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Decode every prompt; one Output per prompt and sample, in order.
+
+        A bad prompt in a list fails alone: its Output carries the error, the others are decoded. A single prompt
+        raises it. progress: show a bar on standard error.
+        """
+        batch = _as_batch(prompts)
+        if batch is None:
+            return self._collect([self.submit(prompts, params)], progress)
+        each = params if isinstance(params, list) else [params] * len(batch)
+        if len(each) != len(batch):
+            raise ValueError(f"params: expected one for each of {len(batch)} prompts, got {len(each)}")
+        handles = [self._submit_or_fail(p, q, i) for i, (p, q) in enumerate(zip(batch, each, strict=True))]
+        return self._collect(handles, progress, raising=False)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        params: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[Output]:
+        """`generate` on one conversation, or a list of them, through the tokenizer's chat template."""
+        if messages and isinstance(messages[0], dict):
+            return self.generate(self.chat_ids(messages), params, progress=progress)
+        return self.generate([self.chat_ids(m) for m in messages], params, progress=progress)
+
+    def chat_ids(self, messages: list[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn. The template brings its own BOS."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError("messages: this model's tokenizer has no chat template; use generate with a prompt")
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Pieces of text as they are decoded. Leaving the loop early cancels the request."""
+        handle = self.submit(prompt, params)
+        try:
+            yield from handle
+        finally:
+            handle.cancel()
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, prompt_index: int = 0) -> Handle:
+        """Start a request and return at once. Requests join and leave running batches; safe from any thread."""
+        ids = self._encode(prompt)
+        params = self._resolve(params or SamplingParams())
+        limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
+        eos = _eos_ids(self.model)
+        seqs = [Sequence(ids, params, limit=limit, index=i, eos=eos) for i in range(params.n)]
+        for seq in seqs[1:]:
+            seq.parent = seqs[0]
+        self.engine.check_fits(seqs[0])
+        handle = Handle(seqs, prompt_index, self._cancel)
+        transcripts = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
+        self._handles.add(handle)
+
+        def start() -> None:
+            for seq, transcript in zip(seqs, transcripts, strict=True):
+                self.engine.submit(seq, transcript)
+
+        self._worker.do(start)
+        return handle
+
+    # -- housekeeping
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, e.g. after the model's weights have changed."""
+        self._worker.do(self.engine.pool.allocator.reset_prefix_cache)
+
+    def close(self) -> None:
+        """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""
+        if self._worker is None:
+            return
+        worker, self._worker = self._worker, None
+        worker.close()
+        self._fail_all(RuntimeError("the LLM was closed"))
+        self.engine.target.close()
+        if self.engine.draft_model:
+            self.engine.draft_model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside
+
+    def _find_drafter(self, drafter: Any, trust_remote_code: bool) -> tuple[str, PreTrainedModel | None]:
+        """What kind of drafter is meant, and its model if it is one."""
+        if drafter is None or drafter == "lookup":
+            return drafter or "none", None
+        if isinstance(drafter, Drafter):
+            return "own", None
+        if not isinstance(drafter, (str, os.PathLike, PreTrainedModel)):
+            raise TypeError(
+                f'drafter: expected None, "lookup", a model or an object with propose(rows, k), '
+                f"got {type(drafter).__name__}"
+            )
+        try:
+            loaded = load_model(
+                drafter, dtype=self.model.dtype, device=self.model.device, trust_remote_code=trust_remote_code
+            )
+        except ValueError as error:
+            raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
+        check_vocabulary(self.model, loaded.model, self.tokenizer, loaded.tokenizer)
+        return "model", loaded.model.eval()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompt: this model came without a tokenizer; pass tokenizer= or token ids")
+            ids = self.tokenizer(prompt)["input_ids"]
+        elif isinstance(prompt, (list, tuple)):
+            ids = list(prompt)
+        else:
+            raise TypeError(f"prompt: expected a string or a list of token ids, got {type(prompt).__name__}")
+        if not ids:
+            raise ValueError("prompt: expected at least one token, got an empty prompt")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise TypeError(f"prompt: expected token ids (int), got {type(token).__name__} {token!r}")
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"prompt: expected token ids in 0..{self.vocab_size - 1}, got {token}")
+        if len(ids) >= self.limits.max_model_len:
+            raise ValueError(
+                f"prompt: expected at most {self.limits.max_model_len - 1} tokens (max_model_len less one to emit), "
+                f"got {len(ids)}"
+            )
+        return ids
+
+    def _resolve(self, params: SamplingParams) -> SamplingParams:
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"params: expected SamplingParams, got {type(params).__name__}")
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop: stop strings need a tokenizer, and this model came without one")
+        with self._lock:
+            number, self._submitted = self._submitted, self._submitted + 1
+        seed = None if self.seed is None else sample_seed(self.seed, number)
+        return params.resolve(self.model.generation_config, seed)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        return None if self.tokenizer is None else Detokenizer(self.tokenizer, params.stop)
+
+    def _submit_or_fail(self, prompt: Prompt, params: SamplingParams | None, index: int) -> Handle | Output:
+        try:
+            return self.submit(prompt, params, prompt_index=index)
+        except (TypeError, ValueError) as error:
+            ids = list(prompt) if isinstance(prompt, list) else []
+            return Output("", [], "error", ids, index, 0, None, RequestStats(), error)
+
+    def _collect(self, requests: list[Handle | Output], progress: bool, raising: bool = True) -> list[Output]:
+        """Wait for all; an interrupt cancels what still runs."""
+        handles = [r for r in requests if isinstance(r, Handle)]
+        outputs: list[Output] = []
+        try:
+            with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
+                task = bar.add_task("decoding", total=sum(len(h.seqs) for h in handles))
+                for request in requests:
+                    results = request.results() if isinstance(request, Handle) else [request]
+                    bar.advance(task, len(results))
+                    outputs += results
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        if raising and outputs[0].error:
+            raise outputs[0].error
+        return outputs
+
+    def _cancel(self, handle: Handle) -> None:
+        for seq in handle.seqs:
+            self.engine.cancel(seq)
+
+    def _fail_all(self, error: BaseException) -> None:
+        """The engine runs no more: end every handle that still waits."""
+        for seq, listener in list(self.engine.listeners.items()):
+            seq.finish("error", error)
+            listener.finished(seq)
+        self.engine.listeners.clear()
+
+
+def generate(
+    model: PreTrainedModel, prompts: Prompt | list[Prompt], *, drafter: Any = None, **params: Any
+) -> list[Output]:
+    """One call for a loaded transformers model: decode `prompts` with SamplingParams(**params), then let go of the KV.
+
+    For strings, pass `tokenizer=` too. Other LLM options need an LLM.
+    """
+    tokenizer = params.pop("tokenizer", None)
+    with LLM(model, tokenizer=tokenizer, drafter=drafter) as llm:
+        return llm.generate(prompts, SamplingParams(**params))
+
+
+def _as_batch(prompts: Any) -> list[Prompt] | None:
+    """The prompts of a list of prompts, None for a single prompt (a string, or a list of token ids)."""
+    if isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], int)):
+        return prompts
+    return None
+
+
+def _check_k(k: int | str, kind: str) -> int:
+    if k == "auto":
+        return AUTO_K.get(kind, 0)
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {k!r}')
+    if k < 0:
+        raise ValueError(f"k: expected at least 0, got {k}")
+    return k
+
+
+def _lag(lag: int | None, device: torch.device) -> int:
+    """On a GPU the host works a round behind, so that its work hides behind the device's."""
+    return lag if lag is not None else int(device.type != "cpu")
+
+
+def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(model.config.get_text_config(), "eos_token_id", None)
+    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)

@@ -1,0 +1,162 @@
+"""The attention function behind Hugging Face's AttentionInterface, and the current step that it reads.
+
+Some architectures drop keyword arguments on the way to attention (StableLM, Nemotron), so the step's metadata is one
+module-level object, set only around a paged forward. Outside of one the model's own attention runs: we page the call,
+not the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
+
+from specdec.kernels import AttentionPlan, paged_attention, store_kv
+from specdec.kvpool import KVSpec
+
+NAME = "specdec_paged"
+"""Not registered with AttentionMaskInterface: transformers then builds no mask, and a paged step needs none."""
+
+_UNSET: Any = object()
+_REFUSED = ("position_bias", "indices", "block_indices")
+"""Keywords that change the arithmetic in ways this attention doesn't have (T5-like bias, sparse attention)."""
+
+
+@dataclass(slots=True)
+class Step:
+    """Metadata of a paged forward: slot_mapping [N] int64, -1 writes nothing; the rest as `paged_attention` has it."""
+
+    slot_mapping: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    cu_seqlens_q: Tensor
+    max_seqlen_q: int
+    plan: AttentionPlan
+    calls: int = 0
+    ordinals: dict[nn.Module, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Recording:
+    """In a step's place: notes the KV that each attention call stores, in the order of the calls."""
+
+    calls: list[tuple[nn.Module, KVSpec]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class LayerKV:
+    """What an attention module keeps between forwards: a K and V pair per call, its window where no keyword says it."""
+
+    caches: list[tuple[Tensor, Tensor]]
+    window: int | None
+
+
+_current: Step | Recording | None = None
+
+
+@contextmanager
+def paged(configs: Sequence[PreTrainedConfig], step: Step | Recording) -> Iterator[None]:
+    """Within it, models whose configs are `configs` attend through `step`. One forward at a time in a process."""
+    global _current
+    if _current is not None:
+        raise RuntimeError("a paged forward is running already in this process; run one at a time")
+    before = [config._attn_implementation_internal for config in configs]
+    _current = step
+    try:
+        for config in configs:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        _current = None
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Store the new keys and values, then attend over all that the block tables hold.
+
+    query [1, Hq, N, D]; key [1, Hkv, N, D] and value [1, Hkv, N, Dv] hold the N new tokens only.
+    Returns [1, N, Hq, Dv].
+    """
+    _refuse_unknown(module, attention_mask, kwargs)
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    step = _current
+    if isinstance(step, Recording):
+        step.calls.append((module, _spec(module, k, v, len(step.calls))))
+        return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[-1]), None
+    if step is None:
+        raise RuntimeError(f"{type(module).__name__} was set to {NAME!r} outside of a paged forward")
+    layer: LayerKV = module.specdec_kv
+    k_cache, v_cache = layer.caches[_ordinal(step, module, layer)]
+    step.calls += 1
+    store_kv(k, v, k_cache, v_cache, step.slot_mapping)
+    window = kwargs.get("sliding_window", _UNSET)
+    out = paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        block_table=step.block_table,
+        seq_lens=step.seq_lens,
+        cu_seqlens_q=step.cu_seqlens_q,
+        max_seqlen_q=step.max_seqlen_q,
+        scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=layer.window if window is _UNSET else window,
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux", kwargs.get("sinks")),
+        plan=step.plan,
+    )
+    return out[None], None
+
+
+def window_of(module: nn.Module) -> int | None:
+    """The sliding window of a layer whose code passes none, as transformers' own cache would choose it."""
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    if config is None or index is None:
+        return None
+    layers = DynamicCache(config=config).layers
+    return getattr(layers[index], "sliding_window", None) if index < len(layers) else None
+
+
+def _spec(module: nn.Module, k: Tensor, v: Tensor, call: int) -> KVSpec:
+    return KVSpec(
+        key=f"{call}:{getattr(module, 'layer_idx', '')}",
+        num_kv_heads=k.shape[1],
+        head_dim=k.shape[2],
+        v_head_dim=v.shape[2],
+        dtype=k.dtype,
+        device=k.device,
+    )
+
+
+def _ordinal(step: Step, module: nn.Module, layer: LayerKV) -> int:
+    """Which of the module's calls in this forward this is: looped and split layers call attention several times."""
+    if len(layer.caches) == 1:
+        return 0
+    n = step.ordinals.get(module, 0)
+    step.ordinals[module] = n + 1
+    return n
+
+
+def _refuse_unknown(module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__}: attention with {name}= is not supported in a paged forward")
+    if kwargs.get("is_causal") is False:
+        raise ValueError(f"{type(module).__name__}: bidirectional attention is not supported in a paged forward")
+    if mask is not None:
+        raise ValueError(f"{type(module).__name__}: expected no attention mask, got one of shape {tuple(mask.shape)}")
+
+
+AttentionInterface.register(NAME, attention)

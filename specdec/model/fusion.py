@@ -1,0 +1,108 @@
+"""Products that share an input become one: q, k, v and gate, up, found by watching a forward, not by their names.
+
+The original weights stay, as row views of the fused tensor, so state_dict, saving and training see what they saw before.
+Only within a paged forward are the fused products used; ordinary forwards of the model run as they always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.model import attention
+
+
+class Fused:
+    """Linear modules of one input: the first one called runs the product of all, the others take their part of it."""
+
+    def __init__(self, linears: list[nn.Linear]):
+        self.linears = linears
+        self.sizes = [linear.out_features for linear in linears]
+        with torch.no_grad():
+            self.weight = torch.cat([linear.weight for linear in linears])
+            self.bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        self._input: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
+
+    def attach(self) -> None:
+        for i, (linear, weight) in enumerate(zip(self.linears, self.weight.split(self.sizes), strict=True)):
+            linear.weight.data = weight
+            if self.bias is not None:
+                linear.bias.data = self.bias.split(self.sizes)[i]
+            linear.forward = self._forward_of(i, linear)
+
+    def detach(self) -> None:
+        for linear in self.linears:
+            del linear.forward
+            linear.weight.data = linear.weight.data.clone()
+            if linear.bias is not None:
+                linear.bias.data = linear.bias.data.clone()
+
+    def _forward_of(self, i: int, linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            if not attention.in_step():
+                return F.linear(x, linear.weight, linear.bias)
+            if self._input is not x:
+                self._input, self._parts = x, F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+            part = self._parts[i]
+            if i == len(self.sizes) - 1:
+                self._input, self._parts = None, ()  # hold no activations between layers
+            return part
+
+        return forward
+
+
+def fuse(linears_by_input: list[list[nn.Linear]]) -> list[Fused]:
+    """Fuse each group of linear modules; a group whose fused product differs on random input is left as it was."""
+    done = []
+    for linears in linears_by_input:
+        probe = torch.randn(3, linears[0].in_features, dtype=linears[0].weight.dtype, device=linears[0].weight.device)
+        with torch.no_grad():
+            before = [linear(probe) for linear in linears]
+            fused = Fused(linears)
+            fused.attach()
+            after = F.linear(probe, fused.weight, fused.bias).split(fused.sizes, -1)
+        if all(torch.allclose(a, b, rtol=2e-2, atol=1e-3) for a, b in zip(before, after, strict=True)):
+            done.append(fused)
+        else:
+            fused.detach()
+    return done
+
+
+class LinearWatch:
+    """Notes, during a forward, which plain linear modules of one parent are given the very same input tensor."""
+
+    def __init__(self, model: nn.Module):
+        self._parents = {child: parent for parent in model.modules() for child in parent.children()}
+        self._seen: list[tuple[Tensor, nn.Linear]] = []
+        self._hooks = [m.register_forward_pre_hook(self._note) for m in self._parents if _is_plain(m)]
+
+    def _note(self, linear: nn.Module, args: tuple) -> None:
+        if len(args) == 1:
+            self._seen.append((args[0], linear))
+
+    def groups(self) -> list[list[nn.Linear]]:
+        """Stop watching; the groups of two modules and more that can be fused."""
+        for hook in self._hooks:
+            hook.remove()
+        together: dict[tuple, list[nn.Linear]] = {}
+        for x, linear in self._seen:
+            w = linear.weight
+            key = (id(x), self._parents[linear], w.dtype, w.device, linear.bias is None, w.requires_grad)
+            together.setdefault(key, []).append(linear)
+        calls = [linear for _, linear in self._seen]
+        return [g for g in together.values() if len(g) > 1 and all(calls.count(linear) == 1 for linear in g)]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Exactly nn.Linear with nothing attached: no hook, adapter, quantisation or replaced forward."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return (
+        type(module) is nn.Linear
+        and not any(hooks)
+        and "forward" not in vars(module)
+        and not vars(module).get("parametrizations")
+    )

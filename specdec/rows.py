@@ -1,0 +1,156 @@
+"""The running rows on the device: what a round reads and what it changes. Knows tensors and row numbers, no scheduling.
+
+The host owns the block table and the request columns; a round owns `num_tokens`, `drafter_len`, `active` and `history`.
+The last row is spare: padding of a round reads it and writes to it, so no write needs a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import Sampling
+from specdec.sequence import Sequence
+
+STOP_IDS = 8
+"""Stop ids per row that a round itself can see. A request with more of them is stopped by the host for the rest."""
+
+_K, _LIMIT, _TOP_K, _SEED, _STOP = range(5)
+_TEMPERATURE, _TOP_P, _MIN_P = range(3)
+
+
+@dataclass(slots=True)
+class RowView:
+    """The rows of one round, gathered. B rows in the round's order; padding shows the spare row, never active.
+
+    index [B] row numbers; num_tokens [B] l; drafter_len [B] drafter KV; k [B] drafts wished for; limit [B];
+    active [B] bool; block_table [B, M] int32, -1 past the reservation; history [B, max_len + 1] int32;
+    stop_ids [B, STOP_IDS], -1 unused; sampling: columns [B]. All int64 unless said.
+    noise, filters: whether any row draws with noise, with filters; known to the host, so that neither costs a look.
+    """
+
+    index: Tensor
+    num_tokens: Tensor
+    drafter_len: Tensor
+    k: Tensor
+    limit: Tensor
+    active: Tensor
+    block_table: Tensor
+    history: Tensor
+    stop_ids: Tensor
+    sampling: Sampling
+    block_size: int
+    noise: bool
+    filters: bool
+
+    def newest(self) -> Tensor:
+        """[B] the newest token of each row, the one without KV."""
+        return self.tokens((self.num_tokens - 1).clamp(min=0)[:, None])[:, 0]
+
+    def tokens(self, positions: Tensor) -> Tensor:
+        """[B, n] int64 token ids at `positions` [B, n]."""
+        return self.history.gather(1, positions).long()
+
+
+class Rows:
+    """`num_rows` rows of at most `max_len` tokens, `block_size` tokens a block, on `device`."""
+
+    def __init__(self, num_rows: int, max_len: int, block_size: int, device: torch.device):
+        self.num_rows, self.max_len, self.block_size, self.device = num_rows, max_len, block_size, device
+        total = num_rows + 1
+        self.num_tokens = torch.ones(total, dtype=torch.int64, device=device)
+        self.drafter_len = torch.zeros(total, dtype=torch.int64, device=device)
+        self.active = torch.zeros(total, dtype=torch.bool, device=device)
+        self.history = torch.zeros(total, max_len + 1, dtype=torch.int32, device=device)
+        self._table = _Mirror(torch.full((total, -(-max_len // block_size)), -1, dtype=torch.int32), device)
+        self._ints = _Mirror(torch.full((_STOP + STOP_IDS, total), -1, dtype=torch.int64), device)
+        self._floats = _Mirror(torch.zeros(3, total), device)
+        self._ints.host[:_STOP] = 0
+
+    @property
+    def block_table(self) -> Tensor:
+        return self._table.device
+
+    def join(self, row: int, seq: Sequence, k: int) -> None:
+        """Put `seq` into `row`: every known token, its blocks, its parameters; active from the next round on."""
+        p, ints, floats = seq.params, self._ints.host, self._floats.host
+        self.set_table(row, seq.table.blocks)
+        ints[_K, row], ints[_LIMIT, row], ints[_TOP_K, row], ints[_SEED, row] = k, seq.limit, p.top_k, seq.seed
+        stops = seq.stop_ids[:STOP_IDS]
+        ints[_STOP:, row] = torch.tensor(stops + (-1,) * (STOP_IDS - len(stops)))
+        floats[_TEMPERATURE, row], floats[_TOP_P, row], floats[_MIN_P, row] = p.temperature, p.top_p, p.min_p
+        self._ints.dirty = self._floats.dirty = True
+        tokens = torch.tensor(seq.token_ids, dtype=torch.int32)
+        self.history[row, : len(tokens)].copy_(upload(tokens, self.device), non_blocking=True)
+        self.num_tokens[row], self.drafter_len[row], self.active[row] = len(seq), seq.drafter_len, True
+
+    def leave(self, row: int) -> None:
+        """Stop `row` before its blocks are freed: a stale table could write into another sequence's blocks."""
+        self.active[row] = False
+        self.set_table(row, [])
+
+    def set_table(self, row: int, blocks: list[int]) -> None:
+        table = self._table.host[row]
+        table.fill_(-1)
+        table[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        self._table.dirty = True
+
+    def set_k(self, row: int, k: int) -> None:
+        if self._ints.host[_K, row] != k:
+            self._ints.host[_K, row] = k
+            self._ints.dirty = True
+
+    def set_drafter_len(self, row: int, length: int) -> None:
+        self.drafter_len[row] = length
+
+    def flush(self) -> None:
+        """Send the host's changes, in stream order, before the next forward or round."""
+        for mirror in (self._table, self._ints, self._floats):
+            mirror.flush()
+
+    def view(self, index: Tensor, *, noise: bool = True, filters: bool = True) -> RowView:
+        """Gather the rows `index` [B] (int64, device); -1 shows the spare row. See RowView for the flags."""
+        index = torch.where(index < 0, self.num_rows, index)
+        ints, floats = self._ints.device[:, index], self._floats.device[:, index]
+        return RowView(
+            index=index,
+            num_tokens=self.num_tokens[index],
+            drafter_len=self.drafter_len[index],
+            k=ints[_K],
+            limit=ints[_LIMIT],
+            active=self.active[index],
+            block_table=self._table.device[index],
+            history=self.history[index],
+            stop_ids=ints[_STOP:].t(),
+            sampling=Sampling(
+                temperature=floats[_TEMPERATURE],
+                top_k=ints[_TOP_K].int(),
+                top_p=floats[_TOP_P],
+                min_p=floats[_MIN_P],
+                seed=ints[_SEED],
+            ),
+            block_size=self.block_size,
+            noise=noise,
+            filters=filters,
+        )
+
+
+class _Mirror:
+    """A tensor that the host writes and the device reads; on a CPU both are one tensor."""
+
+    def __init__(self, host: Tensor, device: torch.device):
+        self.host = host
+        self.device = host if device.type == "cpu" else host.to(device)
+        self.dirty = False
+
+    def flush(self) -> None:
+        if self.dirty and self.device is not self.host:
+            self.device.copy_(upload(self.host, self.device.device), non_blocking=True)
+        self.dirty = False
+
+
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """`host` where a non-blocking copy may read it: for CUDA a pinned copy of its own: the host writes on."""
+    return host if device.type == "cpu" else host.pin_memory()

@@ -1,0 +1,258 @@
+"""Who runs: rows, blocks and order. Admission, prompt chunks, reservation, preemption, prefixes. Host only.
+
+It speaks to the device through `Rows` alone; running models is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specdec.kvpool import KVPool, prefix_keys
+from specdec.rows import Rows
+from specdec.sequence import Sequence, Status
+
+TARGET, DRAFTER = "target", "drafter"
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Positions start .. end - 1 of a sequence, to be extended."""
+
+    seq: Sequence
+    start: int
+    end: int
+
+
+class Scheduler:
+    """Rows and blocks for sequences. `prompt_budget`: tokens that prompts may take between two rounds.
+
+    has_drafter: whether a drafter keeps KV in the pool. salt: what else than tokens changes the KV (see prefix_keys).
+    """
+
+    def __init__(self, pool: KVPool, rows: Rows, *, prompt_budget: int, has_drafter: bool, salt: bytes = b""):
+        self.pool, self.rows = pool, rows
+        self.prompt_budget, self.has_drafter, self.salt = prompt_budget, has_drafter, salt
+        self.waiting: deque[Sequence] = deque()
+        self.placed: list[Sequence | None] = [None] * rows.num_rows
+        self.preemptions = 0
+
+    # -- who is where
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Sequences that hold a row, in the order of their arrival."""
+        return sorted((s for s in self.placed if s), key=lambda s: s.id)
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [s for s in self.sequences if s.status is Status.RUNNING]
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not any(self.placed)
+
+    def submit(self, seq: Sequence) -> None:
+        self.waiting.append(seq)
+
+    # -- admission
+
+    def admit(self, in_flight: Iterable[Sequence]) -> list[tuple[int, int]]:
+        """Give waiting sequences rows and blocks, first come first served. Returns blocks to copy (copy on write).
+
+        A sequence that another one is about to help, its parent or a prompt with the same beginning, lets others pass.
+        One whose last round is not read yet keeps its place: what it emitted there is still to come.
+        """
+        copies: list[tuple[int, int]] = []
+        unread, passed = set(in_flight), []
+        filling = {key for s in self.placed if s and s.status is Status.EXTENDING for key in s.keys[s.num_published :]}
+        while self.waiting and None in self.placed:
+            seq = self.waiting.popleft()
+            if seq not in unread and self._helped_soon(seq, filling):
+                passed.append(seq)
+                continue
+            if seq in unread or not self._place(seq, copies):
+                self.waiting.appendleft(seq)
+                break
+            filling.update(seq.keys[seq.num_published :])
+        self.waiting.extendleft(reversed(passed))
+        return copies
+
+    def _helped_soon(self, seq: Sequence, filling: set[bytes]) -> bool:
+        parent = seq.parent
+        if parent and parent.status in (Status.WAITING, Status.EXTENDING) and seq.stats.preemptions == 0:
+            return True
+        self._extend_keys(seq)
+        first_missing = next((key for key in seq.keys if not self.pool.allocator.is_cached(key)), None)
+        return first_missing in filling
+
+    def _place(self, seq: Sequence, copies: list[tuple[int, int]]) -> bool:
+        """Row and blocks for `seq`, or False and nothing changed."""
+        table = self._fork(seq, copies) or self._from_prefix(seq)
+        # Leave the running rows a block each to grow into, or admitting this one would soon preempt it.
+        spare = len(self.running)
+        needed = -(-len(seq) // table.block_size) - len(table.blocks)
+        if needed + spare > self.pool.allocator.num_free or not table.grow(len(seq)):
+            if copies and copies[-1][1] in table.blocks:
+                copies.pop()
+            table.release()
+            seq.target_len = seq.drafter_len = seq.num_published = 0
+            return False
+        seq.table, seq.status, seq.row = table, Status.EXTENDING, self.placed.index(None)
+        seq.stats.cached_tokens = seq.target_len
+        self.placed[seq.row] = seq
+        return True
+
+    def _fork(self, seq: Sequence, copies: list[tuple[int, int]]):
+        """Share the prompt of a running parent; the block that both would write into is copied."""
+        parent, known = seq.parent, seq.prompt_len - 1
+        if parent is None or parent.status is not Status.RUNNING or len(seq) != seq.prompt_len or known == 0:
+            return None
+        table = parent.table.fork(known)
+        if known % table.block_size:
+            if self.pool.allocator.num_free == 0:
+                table.release()
+                return None
+            pair = table.make_writable(known - 1)
+            if pair:
+                copies.append(pair)
+        self._extend_keys(seq)
+        seq.target_len, seq.drafter_len = known, min(parent.drafter_len, known)
+        seq.num_published = known // table.block_size
+        return table
+
+    def _from_prefix(self, seq: Sequence):
+        """A table that begins with what is cached of the sequence's tokens."""
+        table = self.pool.new_table()
+        table.blocks += self.pool.allocator.lookup(self._extend_keys(seq))
+        seq.target_len, seq.drafter_len, seq.num_published = table.num_slots, 0, len(table.blocks)
+        return table
+
+    def _extend_keys(self, seq: Sequence) -> list[bytes]:
+        size = self.pool.block_size
+        if len(seq.keys) < (len(seq) - 1) // size:
+            prefix_keys(seq.token_ids, size, upto=len(seq) - 1, salt=self.salt, keys=seq.keys)
+        return seq.keys
+
+    # -- extending prompts, and drafters that lag
+
+    def target_chunks(self) -> list[Chunk]:
+        """What of the prompts to run next, at most `prompt_budget` tokens."""
+        chunks, budget = [], self.prompt_budget
+        for seq in self.sequences:
+            if seq.status is Status.EXTENDING and budget and seq.target_len < len(seq) - 1:
+                end = min(seq.target_len + budget, len(seq) - 1)
+                chunks.append(Chunk(seq, seq.target_len, end))
+                budget -= end - seq.target_len
+        return chunks
+
+    def drafter_chunks(self, lag: int) -> list[Chunk]:
+        """What the drafter's KV lacks: of prompts, and of running rows more than `lag` tokens behind.
+
+        A block that several sequences share is filled once: what another chunk of this forward writes is left to it.
+        """
+        if not self.has_drafter:
+            return []
+        chunks, budget, writing = [], self.prompt_budget, set()
+        for seq in self.sequences:
+            known = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
+            behind = seq.drafter_len < known if seq.status is Status.EXTENDING else seq.drafter_len < len(seq) - lag
+            if seq.params.k == 0 or not behind:
+                continue
+            self._skip_complete(seq, known)
+            end = self._free_of(writing, seq, min(known, seq.drafter_len + budget))
+            if end > seq.drafter_len:
+                chunks.append(Chunk(seq, seq.drafter_len, end))
+                budget -= end - seq.drafter_len
+        return chunks
+
+    def _skip_complete(self, seq: Sequence, known: int) -> None:
+        size, blocks, allocator = self.pool.block_size, seq.table.blocks, self.pool.allocator
+        while seq.drafter_len % size == 0 and seq.drafter_len + size <= known:
+            if not allocator.is_complete(DRAFTER, blocks[seq.drafter_len // size]):
+                break
+            seq.drafter_len += size
+
+    def _free_of(self, writing: set[int], seq: Sequence, end: int) -> int:
+        size = self.pool.block_size
+        for i in range(seq.drafter_len // size, -(-end // size)):
+            if seq.table.blocks[i] in writing:
+                return min(end, max(i * size, seq.drafter_len))
+            writing.add(seq.table.blocks[i])
+        return end
+
+    def ready(self, seq: Sequence) -> bool:
+        """Whether an extending sequence has all the KV that its first round needs."""
+        known = len(seq) - 1
+        drafter = not self.has_drafter or seq.params.k == 0 or seq.drafter_len >= known
+        return seq.status is Status.EXTENDING and seq.target_len >= known and drafter
+
+    def join(self, seq: Sequence, k: int) -> None:
+        seq.status = Status.RUNNING
+        self.rows.join(seq.row, seq, k)
+
+    def publish(self, seq: Sequence) -> None:
+        """Make the full blocks of `seq` findable, as far as their KV is there and their tokens are final."""
+        size, allocator = self.pool.block_size, self.pool.allocator
+        upto = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
+        keys, blocks = self._extend_keys(seq), seq.table.blocks
+        for i in range(seq.num_published, upto // size):
+            allocator.publish(blocks[i], keys[i])
+        seq.num_published = max(seq.num_published, upto // size)
+        if self.has_drafter:
+            for i in range(seq.num_complete, min(seq.drafter_len, upto) // size):
+                allocator.mark_complete(DRAFTER, blocks[i])
+                seq.num_complete = i + 1
+
+    # -- slots for the next round
+
+    def reserve(self, slots: dict[Sequence, int]) -> None:
+        """Grow the tables of running rows to `slots` positions, as far as blocks last.
+
+        If a row lacks a slot for its newest known token, drafts give way first, then the youngest sequence.
+        """
+        for seq in self.running:
+            if seq.row is None:
+                continue  # preempted by an older one in this very loop
+            wanted = min(slots.get(seq, len(seq)), seq.limit - 1)
+            if seq.table.grow_upto(wanted):
+                self.rows.set_table(seq.row, seq.table.blocks)
+            while seq.row is not None and seq.table.num_slots < min(len(seq), seq.limit - 1):
+                if not self._shrink(slots):
+                    self.preempt(self.sequences[-1])
+                if seq.row is not None and seq.table.grow(len(seq)):
+                    self.rows.set_table(seq.row, seq.table.blocks)
+
+    def _shrink(self, slots: dict[Sequence, int]) -> bool:
+        """Take back blocks that rows hold beyond what they need now; True if any came free."""
+        freed = False
+        for seq in self.running:
+            if seq.table.truncate(max(slots.get(seq, len(seq)), len(seq))):
+                self.rows.set_table(seq.row, seq.table.blocks)
+                freed = True
+        return freed
+
+    # -- leaving
+
+    def preempt(self, seq: Sequence) -> None:
+        """Take row and blocks from `seq`; it is extended again later, before those that came after it."""
+        self.preemptions += 1
+        seq.stats.preemptions += 1
+        self.release(seq)
+        seq.status = Status.WAITING
+        self.waiting.appendleft(seq)
+
+    def release(self, seq: Sequence, *, publish: bool = True) -> None:
+        """Give back the row and the blocks of `seq`, in stream order: first the row stops, then the blocks are free."""
+        if seq.row is not None:
+            if seq.status is Status.RUNNING:
+                if publish:
+                    self.publish(seq)
+                self.rows.leave(seq.row)
+            self.placed[seq.row] = None
+            seq.table.release()
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        seq.row = seq.table = None
+        seq.target_len = seq.drafter_len = seq.num_published = seq.num_complete = 0

@@ -1,0 +1,119 @@
+"""One sample being decoded: its tokens, its parameters, where it stands. Host only."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+
+from specdec.kvpool import BlockTable
+from specdec.sampling import SamplingParams, sample_seed
+
+_ids = itertools.count()
+
+
+class Status(Enum):
+    """waiting: no blocks. extending: its prompt is being extended in chunks. running: it takes part in rounds."""
+
+    WAITING = "waiting"
+    EXTENDING = "extending"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts of one sample. acceptance length = tokens emitted per round, bonus token included."""
+
+    rounds: int = 0
+    num_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    accepted_per_round: dict[int, int] = field(default_factory=dict)
+    submitted_s: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per round, 1.0 for plain decoding; 0.0 before the first round."""
+        return self.num_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0.0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.submitted_s
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first to the last emitted token."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return 0.0
+        return self.last_token_s - self.first_token_s
+
+    def count(self, emitted: int, drafted: int, accepted: int) -> None:
+        """Add one round that emitted `emitted` (>= 1) tokens."""
+        now = time.perf_counter()
+        self.first_token_s = self.first_token_s or now
+        self.last_token_s = now
+        self.rounds += 1
+        self.num_tokens += emitted
+        self.drafted += drafted
+        self.accepted += accepted
+        self.accepted_per_round[accepted] = self.accepted_per_round.get(accepted, 0) + 1
+
+
+class Sequence:
+    """Prompt and emitted tokens of one sample; `len(seq)` is l. The newest token never has KV.
+
+    target_len, drafter_len: positions with KV in each model, at most l - 1 (the device may be ahead by one round).
+    limit: the most tokens the sequence may reach. parent: the sample whose prompt KV it may fork.
+    """
+
+    def __init__(
+        self, prompt: list[int], params: SamplingParams, *, limit: int, index: int = 0, eos: tuple[int, ...] = ()
+    ):
+        assert params.seed is not None, "resolve the parameters first"
+        self.id = next(_ids)
+        self.token_ids = list(prompt)
+        self.prompt_len = len(prompt)
+        self.params = params
+        self.limit = limit
+        self.index = index
+        self.eos = () if params.ignore_eos else eos
+        self.seed = sample_seed(params.seed, index)
+        self.parent: Sequence | None = None
+        self.status = Status.WAITING
+        self.cancelled = False
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.table: BlockTable | None = None
+        self.row: int | None = None
+        self.target_len = 0
+        self.drafter_len = 0
+        self.keys: list[bytes] = []
+        self.num_published = self.num_complete = 0
+        self.stats = RequestStats()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end the sequence, the model's own first."""
+        return tuple(dict.fromkeys((*self.eos, *self.params.stop_token_ids)))
+
+    def finish(self, reason: str, error: BaseException | None = None) -> None:
+        if self.status is not Status.FINISHED:
+            self.status, self.finish_reason, self.error = Status.FINISHED, reason, error

@@ -1,0 +1,68 @@
+"""The thread that steps an engine while there is work. Requests of any thread reach the engine through it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from specdec.engine import Engine
+
+
+class Worker:
+    """Runs `engine.step()` in a thread of its own, started with the first piece of work.
+
+    on_failure: called in that thread with the exception if a step itself fails; the worker then takes no more work.
+    """
+
+    def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]):
+        self.engine, self.on_failure = engine, on_failure
+        self.failure: BaseException | None = None
+        self._orders: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def do(self, order: Callable[[], None]) -> None:
+        """Run `order` between two steps. Raises RuntimeError once closed, or after a failed step."""
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("the LLM is closed")
+            if self.failure:
+                raise RuntimeError(f"the engine stopped after an error: {self.failure!r}") from self.failure
+            self._orders.append(order)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="specdec-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End the thread after the orders that it already has; running sequences are left where they are."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self.engine.step()
+        except BaseException as error:
+            self.failure = error
+            self.on_failure(error)
+
+    def _wait(self) -> bool:
+        """Carry out the orders; wait while there is nothing to do. False once closed."""
+        while True:
+            with self._wake:
+                while not self._orders and self.engine.idle and not self._closed:
+                    self._wake.wait()
+                orders, closed = list(self._orders), self._closed
+                self._orders.clear()
+            for order in orders:
+                order()
+            if closed:
+                return False
+            if not self.engine.idle:
+                return True

@@ -1,0 +1,179 @@
+"""Tiny models, drafters that are always right or wrong, and what plain decoding gives: shared by the engine's tests."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import torch
+import transformers
+from torch import Tensor
+
+from specdec.draft import DraftRows, LookupDrafter, ModelDrafter
+from specdec.engine import Engine, EngineConfig
+from specdec.kernels import Sampling, sample
+from specdec.kvpool import KVPool
+from specdec.model import PagedModel
+from specdec.rows import Rows
+from specdec.sampling import SamplingParams
+from specdec.sequence import Sequence
+from specdec.verify import CoupledVerifier
+
+VOCAB = 97
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.25,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+}
+GEMMA = {"query_pre_attn_scalar": 24, "sliding_window": 6}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON),
+    "qwen3": lambda: transformers.Qwen3Config(**{**COMMON, "head_dim": 24}),
+    "gemma2": lambda: transformers.Gemma2Config(**COMMON, **GEMMA, attn_logit_softcapping=3.0),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **COMMON, **GEMMA, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=None, eos_token_id=None
+    ),
+}
+
+
+@functools.lru_cache(None)
+def tiny(name: str = "llama", seed: int = 0, noise: float = 0.0, layers: int = 2) -> transformers.PreTrainedModel:
+    """A random model with weights large enough that a wrong mask shows. noise: perturb it, for a near drafter."""
+    torch.manual_seed(seed)
+    config = CONFIGS[name]()
+    if layers != 2:
+        config.num_hidden_layers = layers
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.25)
+        if noise:
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * noise)
+    return model
+
+
+def params(temperature: float = 0.0, seed: int = 0, **kwargs) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=seed, **kwargs).resolve(None)
+
+
+@functools.lru_cache(None)
+def plain(name: str, prompt: tuple[int, ...], new: int, p: SamplingParams, index: int = 0) -> list[int]:
+    """Prompt and `new` tokens by plain decoding without any cache of ours: transformers' own, or one draw at a time."""
+    model = tiny(name)
+    ids = torch.tensor([prompt])
+    if p.temperature == 0:
+        everything = torch.ones_like(ids)  # or generate takes token 0 for padding
+        return model.generate(ids, attention_mask=everything, max_new_tokens=new, do_sample=False)[0].tolist()
+    seq = Sequence(list(prompt), p, limit=len(prompt) + new, index=index)
+    columns = Sampling(*(torch.tensor([v]) for v in (p.temperature, p.top_k, p.top_p, p.min_p, seq.seed)))
+    while len(seq) < seq.limit:
+        with torch.inference_mode():
+            logits = model(torch.tensor([seq.token_ids]), use_cache=False).logits[0, -1:]
+        seq.token_ids.append(int(sample(logits, torch.tensor([len(seq)]), columns)[0]))
+    return seq.token_ids
+
+
+class Oracle:
+    """Drafts from known outputs, shifted by `wrong` token ids: always right at 0, always wrong otherwise."""
+
+    def __init__(self, wrong: int = 0):
+        self.wrong, self.known = wrong, []
+
+    def propose(self, rows: DraftRows, k: int) -> tuple[Tensor, Tensor]:
+        ids, counts = torch.zeros(len(rows.lengths), k, dtype=torch.long), torch.zeros(len(rows.lengths)).long()
+        for r, n in enumerate(rows.lengths.tolist()):
+            row, seed = rows.token_ids[r, :n].tolist(), int(rows.seeds[r])
+            known = next((t for t, s in self.known if t[:n] == row and s == seed), [])[n : n + k]
+            ids[r, : len(known)] = (torch.tensor(known, dtype=torch.long) + self.wrong) % VOCAB
+            counts[r] = len(known)
+        return ids, counts
+
+
+DRAFTERS = ("none", "lookup", "same", "near", "random", "right", "wrong")
+
+
+def drafter_of(kind: str, name: str, pool: KVPool):
+    """One of DRAFTERS for the target `name`: same, near, random are draft models."""
+    if kind in ("right", "wrong"):
+        return Oracle(int(kind == "wrong"))
+    if kind == "lookup":
+        return LookupDrafter(min_match=1)
+    models = {
+        "same": lambda: copy.deepcopy(tiny(name)),
+        "near": lambda: tiny(name, noise=0.01),
+        "random": lambda: tiny("llama", seed=5, layers=1),
+    }
+    return ModelDrafter(PagedModel(models[kind](), pool, "drafter"), vocab_size=VOCAB) if kind in models else None
+
+
+def engine(
+    name: str = "llama", drafter: str = "none", *, k=4, rows=4, blocks=64, block_size=4, max_len=96, budget=16, lag=0
+) -> Engine:
+    """An engine over a NaN-poisoned pool."""
+    pool = KVPool(blocks, block_size, poison=True)
+    target = PagedModel(copy.deepcopy(tiny(name)), pool, "target")
+    state = Rows(rows, max_len, block_size, torch.device("cpu"))
+    config = EngineConfig(k=k, prompt_budget=budget, lag=lag)
+    return Engine(target, CoupledVerifier(VOCAB), state, drafter_of(drafter, name, pool), config)
+
+
+class Request:
+    """A sequence beside what plain decoding makes of it."""
+
+    def __init__(self, prompt, new=18, p=None, *, name="llama", eos=(), index=0, max_len=96):
+        self.p = p or params()
+        limit = min(len(prompt) + new, max_len)
+        full = plain(name, tuple(prompt), limit - len(prompt), self.p, index)
+        end = next((i + 1 for i in range(len(prompt), len(full)) if full[i] in eos), len(full))
+        self.full, self.want = full, full[:end]
+        self.seq = Sequence(list(prompt), self.p, limit=limit, index=index, eos=tuple(eos))
+
+    def known(self):
+        return self.full, self.seq.seed
+
+
+def submit(engine: Engine, requests: list[Request]) -> list[Request]:
+    if isinstance(engine.drafter, Oracle):
+        engine.drafter.known += [r.known() for r in requests]
+    for request in requests:
+        engine.submit(request.seq)
+    return requests
+
+
+def run(engine: Engine, requests: list[Request]) -> list[Request]:
+    """Run to the end, checking the invariants after every step, and that every output is plain decoding's."""
+    submit(engine, requests)
+    finish(engine)
+    for request in requests:
+        assert_plain(request)
+    return requests
+
+
+def finish(engine: Engine, steps: int = 2000) -> None:
+    for _ in range(steps):
+        if engine.idle:
+            break
+        engine.step()
+        engine.check()
+    assert engine.idle, "no progress"
+    assert engine.pool.allocator.num_free == engine.pool.num_blocks, "blocks are owned though nothing runs"
+
+
+def assert_plain(request: Request) -> None:
+    assert request.seq.error is None, request.seq.error
+    assert request.seq.token_ids == request.want
