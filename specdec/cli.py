@@ -1,0 +1,316 @@
+"""The `specdec` command: prompts in, text on standard output, everything else on standard error.
+
+It reaches LLM through the lazy names of `specdec`, so that --help and a bad option answer without loading torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import specdec
+from specdec.prompt_file import Request, read_prompts
+
+if TYPE_CHECKING:
+    from specdec.output import Handle, Output
+
+# typer brings click or carries its own copy of it, by version; the errors have the same names in both.
+_UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
+_ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Speculative decoding for Hugging Face language models.",
+)
+
+
+class Dtype(StrEnum):
+    """Numbers to compute in."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the outputs are shown: pieces as they come, or one JSON document."""
+
+    stream: bool
+    json: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0, 1 for what failed, 2 for bad usage, 130 when interrupted. One line per error."""
+    debug = os.environ.get("SPECDEC_DEBUG") == "1"
+    try:
+        sys.exit(typer.main.get_command(app).main(arguments, prog_name="specdec", standalone_mode=False))
+    except _ClickException as error:
+        _complain(error.format_message())
+        sys.exit(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of standard output has gone; say nothing, and flush nowhere at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        _complain(str(error) or type(error).__name__)
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """What comes before a command: the version, or without a command the help."""
+    if version:
+        print(f"specdec {specdec.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+    else:
+        return
+    raise typer.Exit()
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder or .gguf file.")],
+    prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts.", show_default=False)] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file of prompts: text, one a line, or *.jsonl.", show_default=False)
+    ] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Use the chat template, or not. Default: if there is one.")
+    ] = None,
+    drafter: Annotated[str, typer.Option(help="lookup, none, or a model as above.")] = "lookup",
+    k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens per round: auto or a number.")] = "auto",
+    max_tokens: Annotated[int, typer.Option(help="Tokens to emit at most.")] = 256,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens under this share of the likeliest.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text, whatever the drafter.")] = None,
+    n: Annotated[int, typer.Option("--n", "-n", help="Samples per prompt.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be repeated.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute in.")] = Dtype.auto,
+    device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or cuda:1.")] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help="Prompt and output at most, in tokens.")] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Sequences that run at once at most.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    stream: Annotated[bool | None, typer.Option(help="Show text as it comes. Default: for one sample.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+) -> None:
+    """Generate text for prompts, with speculative decoding."""
+    requests = _requests(prompt or [], prompts)
+    depth = _number_of_drafts(k)
+    params = _usage(
+        specdec.SamplingParams,
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
+        stop=tuple(stop or ()),
+    )  # fmt: skip
+    report = Report(stream=(n == 1 and not as_json) if stream is None else stream, json=as_json)
+    if report.stream and (as_json or n > 1):
+        raise _UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
+    _quieten()
+    with specdec.LLM(
+        model, drafter=None if drafter == "none" else drafter, k=depth, dtype=dtype.value, device=device,
+        max_model_len=max_model_len, max_rows=max_rows, revision=revision, trust_remote_code=trust_remote_code,
+    ) as llm:  # fmt: skip
+        ready = [_ready(llm, request, chat) for request in requests]
+        started = time.perf_counter()
+        outputs = _stream(llm, ready, params) if report.stream else _collect(llm, ready, params)
+        seconds = time.perf_counter() - started
+        setting = {"model": model, "drafter": drafter, "k": llm.k, **_hardware(llm)}
+    failed = _show(outputs, seconds, setting, report)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _requests(prompts: list[str], file: Path | None) -> list[Request]:
+    if file is not None:
+        try:
+            return [*prompts, *read_prompts(file)]
+        except (ValueError, OSError) as error:
+            raise _UsageError(str(error)) from error
+    if not prompts:
+        raise _UsageError("no prompt: give PROMPT or --prompts FILE")
+    return list(prompts)
+
+
+def _number_of_drafts(k: str) -> int | str:
+    if k == "auto":
+        return k
+    if not k.isdecimal():
+        raise _UsageError(f"k: expected auto or a number of at least 0, got {k}")
+    return int(k)
+
+
+def _usage(make: Any, **arguments: Any) -> Any:
+    """`make(**arguments)`, its complaint about a value being one about the command line."""
+    try:
+        return make(**arguments)
+    except (TypeError, ValueError) as error:
+        raise _UsageError(str(error)) from error
+
+
+def _quieten() -> None:
+    """Keep the libraries' chatter off standard error; a long conversion of a model is still announced."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logger = logging.getLogger("specdec")
+    if not any(isinstance(handler, _Announce) for handler in logger.handlers):
+        logger.addHandler(_Announce())
+        logger.setLevel(logging.INFO)
+
+
+class _Announce(logging.Handler):
+    """Log records as lines of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(record.getMessage())
+
+
+def _ready(llm: Any, request: Request, chat: bool | None) -> str | list[int]:
+    """What LLM takes for `request`: the text itself, or the token ids of a conversation."""
+    if isinstance(request, str):
+        if chat is False or (chat is None and not getattr(llm.tokenizer, "chat_template", None)):
+            return request
+        request = [{"role": "user", "content": request}]
+    return llm.chat_ids(request)
+
+
+def _stream(llm: Any, prompts: list[str | list[int]], params: Any) -> list[Output | Exception]:
+    """Submit all at once, print each prompt's text as it comes, in order."""
+    submitted: list[Handle | Exception] = []
+    for prompt in prompts:
+        try:
+            submitted.append(llm.submit(prompt, params, prompt_index=len(submitted)))
+        except (TypeError, ValueError) as error:
+            submitted.append(error)
+    try:
+        return [_print_pieces(handle, len(submitted) > 1, i) for i, handle in enumerate(submitted)]
+    finally:
+        for handle in submitted:
+            if not isinstance(handle, Exception):
+                handle.cancel()
+
+
+def _print_pieces(handle: Handle | Exception, several: bool, index: int) -> Output | Exception:
+    if several:
+        _heading(index, None)
+    if isinstance(handle, Exception):
+        return handle
+    try:
+        for piece in handle:
+            print(piece.text, end="", flush=True)
+    except (RuntimeError, ValueError) as error:
+        return error
+    finally:
+        print(flush=True)
+    return handle.result()
+
+
+def _collect(llm: Any, prompts: list[str | list[int]], params: Any) -> list[Output | Exception]:
+    outputs = llm.generate(prompts, params, progress=sys.stderr.isatty())
+    return list(outputs)
+
+
+def _show(
+    outputs: list[Output | Exception], seconds: float, setting: dict[str, Any], report: Report
+) -> bool:  # fmt: skip
+    """Print what has not been printed, then the figures. Returns whether any output failed."""
+    whole = [output for output in outputs if not isinstance(output, Exception)]
+    if report.json:
+        document = setting | {"outputs": [_plain(output) for output in whole], "totals": _totals(whole, seconds)}
+        print(json.dumps(document, ensure_ascii=False, indent=1))
+    elif not report.stream:
+        for output in whole:
+            if len(outputs) > 1:
+                _heading(output.prompt_index, output.index)
+            print(output.text)
+    failures: list[tuple[int, BaseException]] = [(i, o) for i, o in enumerate(outputs) if isinstance(o, Exception)]
+    failures += [(o.prompt_index, o.error) for o in whole if o.error is not None]
+    for index, error in failures:
+        _complain(f"prompt {index + 1}: {error}" if len(outputs) > 1 else str(error))
+    if not report.json and len(failures) < len(outputs):
+        _say(_figures(_totals(whole, seconds)))
+    return bool(failures)
+
+
+def _totals(outputs: list[Output], seconds: float) -> dict[str, Any]:
+    """Sums over all outputs. acceptance_length counts the bonus token; tokens per second include the prompts' time."""
+    tokens, rounds = sum(o.stats.num_tokens for o in outputs), sum(o.stats.rounds for o in outputs)
+    return {
+        "tokens": tokens,
+        "seconds": round(seconds, 4),
+        "tokens_per_second": round(tokens / seconds, 2) if seconds else 0.0,
+        "acceptance_length": round(tokens / rounds, 3) if rounds else 0.0,
+        "drafted": sum(o.stats.drafted for o in outputs),
+        "accepted": sum(o.stats.accepted for o in outputs),
+    }
+
+
+def _plain(output: Output) -> dict[str, Any]:
+    """An output as JSON has it: the exception as its message, the clock readings as durations."""
+    stats = output.stats
+    counts = {name: value for name, value in asdict(stats).items() if not name.endswith("_s")}
+    return {
+        "prompt_index": output.prompt_index,
+        "index": output.index,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "seed": output.seed,
+        "error": None if output.error is None else str(output.error),
+        "prompt_tokens": len(output.prompt_token_ids),
+        "stats": counts
+        | {
+            "acceptance_length": stats.acceptance_length,
+            "acceptance_rate": stats.acceptance_rate,
+            "time_to_first_token_s": stats.time_to_first_token_s,
+            "decode_s": stats.decode_s,
+        },
+    }
+
+
+def _hardware(llm: Any) -> dict[str, str]:
+    return {"dtype": str(llm.model.dtype).removeprefix("torch."), "device": str(llm.model.device)}
+
+
+def _figures(totals: dict[str, Any]) -> str:
+    return (
+        f"{totals['tokens']} tokens in {totals['seconds']:.2f} s, {totals['tokens_per_second']:.1f} tok/s; "
+        f"acceptance length {totals['acceptance_length']:.2f} "
+        f"({totals['accepted']} of {totals['drafted']} drafts accepted)"
+    )
+
+
+def _heading(prompt_index: int, index: int | None) -> None:
+    _say(f"prompt {prompt_index + 1}" + ("" if index is None else f", sample {index + 1}"))
+
+
+def _complain(message: str) -> None:
+    _say(f"error: {' '.join(message.split())}")
+
+
+def _say(message: str) -> None:
+    sys.stdout.flush()
+    print(f"specdec: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,196 @@
+"""The command line: text on standard output, one line per error on standard error, exit status 0, 1 or 2."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_gguf import write_tiny_gguf
+
+import specdec
+from specdec.cli import main
+from specdec.prompt_file import read_prompts
+
+
+class Result:
+    """Exit status and what was printed by one call of the command."""
+
+    def __init__(self, arguments: list[str], capsys: pytest.CaptureFixture[str]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        self.status = stopped.value.code
+        self.out, self.err = capsys.readouterr()
+
+    @property
+    def error(self) -> str:
+        """The one line that says what is wrong."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("specdec: error: "), self.err
+        return lines[0].removeprefix("specdec: error: ")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SPECDEC_DEBUG", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return lambda *arguments: Result([str(argument) for argument in arguments], capsys)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer and a chat template."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_gguf(path)
+    return path
+
+
+@pytest.fixture
+def generate(run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPECDEC_CACHE", str(tiny.parent / "cache"))
+    return lambda *arguments: run("generate", tiny, "--device", "cpu", "--max-tokens", 7, *arguments)
+
+
+# What it prints
+
+
+def test_text_goes_to_standard_output_and_figures_to_standard_error(generate) -> None:
+    result = generate("hi  2", "--raw")
+    assert result.status == 0 and result.out.endswith("\n")
+    assert "7 tokens in" in result.err and "acceptance length" in result.err and "tok/s" in result.err
+
+
+def test_streamed_text_is_the_whole_text(generate) -> None:
+    streamed, whole = generate("hi  2", "--raw"), generate("hi  2", "--raw", "--no-stream")
+    assert streamed.out == whole.out
+    document = json.loads(generate("hi  2", "--raw", "--json").out)
+    assert document["outputs"][0]["text"] + "\n" == whole.out
+
+
+def test_json_is_one_document_with_everything(generate) -> None:
+    result = generate("hi", "hi hi", "--json", "--temperature", 1, "--seed", 3, "-n", 2)
+    assert result.status == 0 and result.err == ""
+    document = json.loads(result.out)
+    outputs = document["outputs"]
+    assert [(o["prompt_index"], o["index"]) for o in outputs] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert all(len(o["token_ids"]) == o["stats"]["num_tokens"] <= 7 for o in outputs)
+    assert document["totals"]["tokens"] == sum(len(o["token_ids"]) for o in outputs)
+    assert (document["drafter"], document["dtype"], document["device"]) == ("lookup", "float32", "cpu")
+    assert outputs[0]["seed"] == 3 and outputs[0]["error"] is None
+
+
+def test_same_seed_same_tokens_with_and_without_drafts(generate) -> None:
+    options = ["hi hi hi hi", "--json", "--temperature", 0.5, "--seed", 11]
+    runs = [generate(*options, *more) for more in (["--drafter", "none"], ["-k", 3], ["--k", 0])]
+    assert len({tuple(json.loads(result.out)["outputs"][0]["token_ids"]) for result in runs}) == 1
+
+
+def test_chat_is_the_default_where_there_is_a_template(generate) -> None:
+    by_default, chat, raw = (
+        json.loads(generate("hi", "--json", *more).out)["outputs"][0]["prompt_tokens"]
+        for more in ([], ["--chat"], ["--raw"])
+    )
+    assert by_default == chat == 3 and raw == 1  # <start> hi <end>
+
+
+def test_prompts_of_a_file_come_after_those_of_the_command(generate, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"hi hi"\n\n{"messages": [{"role": "user", "content": "hi"}]}\n{"prompt": "2"}\n')
+    result = generate("hi", "--prompts", file, "--no-stream", "--max-tokens", 2)
+    assert result.status == 0
+    assert [line for line in result.err.splitlines() if "sample" in line][-1] == "specdec: prompt 4, sample 1"
+
+
+def test_stop_string_is_left_out(generate) -> None:
+    text = json.loads(generate("hi", "--json").out)["outputs"][0]["text"]
+    cut = json.loads(generate("hi", "--json", "--stop", text[1:3]).out)["outputs"][0]
+    assert cut["finish_reason"] == "stop" and cut["text"] == text[: text.index(text[1:3])]
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate"], "Missing argument"),
+        (["generate", "m"], "no prompt: give PROMPT or --prompts FILE"),
+        (["generate", "m", "hi", "--bogus"], "No such option"),
+        (["generate", "m", "hi", "-k", "-1"], "k: expected auto or a number"),
+        (["generate", "m", "hi", "-k", "many"], "k: expected auto or a number"),
+        (["generate", "m", "hi", "--temperature", "-1"], "temperature: expected at least 0, got -1"),
+        (["generate", "m", "hi", "--top-p", "1.5"], "top_p: expected"),
+        (["generate", "m", "hi", "--max-tokens", "0"], "max_tokens: expected at least 1"),
+        (["generate", "m", "hi", "--dtype", "int8"], "int8"),
+        (["generate", "m", "hi", "--stop", ""], "stop: expected non-empty strings"),
+        (["generate", "m", "hi", "-n", "2", "--stream"], "--stream shows one sample"),
+        (["generate", "m", "--prompts", "/no/such/file"], "/no/such/file"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(run, arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.status == 2 and message in result.error and result.out == ""
+
+
+def test_failures_are_one_line_and_status_1(run, generate, tmp_path: Path) -> None:
+    for result, message in [
+        (run("generate", "/no/such/model", "hi"), "unknown model '/no/such/model'"),
+        (generate("hi", "--drafter", "nobody/nothing"), "drafter: expected"),
+        (generate("hi", "--device", "tpu"), "device: expected"),
+        (generate("hi " * 100, "--raw"), "prompt: expected at most 127 tokens"),
+    ]:
+        assert result.status == 1 and message in result.error
+
+
+def test_one_bad_prompt_fails_alone(generate) -> None:
+    for more in (["--stream"], ["--no-stream"]):
+        result = generate("hi", "hi " * 100, "hi", "--raw", *more)
+        assert result.status == 1 and "specdec: error: prompt 2: prompt: expected at most" in result.err
+        assert "14 tokens in" in result.err
+
+
+def test_debug_shows_the_traceback(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_DEBUG", "1")
+    with pytest.raises(ValueError, match="unknown model"):
+        main(["generate", "/no/such/model", "hi"])
+
+
+def test_module_and_version() -> None:
+    out = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
+    assert out.stdout == f"specdec {specdec.__version__}\n" and out.stderr == ""
+
+
+def test_help_without_a_command(run) -> None:
+    result = run()
+    assert result.status == 0 and "generate" in result.out
+
+
+# Files of prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "\n \n", "expected at least one prompt"),
+        ("a.txt", b"\xff\xfe", "expected UTF-8 text, got byte 0xff"),
+        ("a.jsonl", '"ok"\n{"prompt": ', "line 2: expected JSON"),
+        ("a.jsonl", "17", "line 1: expected a string"),
+        ("a.jsonl", '{"prompt": "a", "messages": []}', "line 1: expected a string"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: expected a string"),
+        ("a.jsonl", '{"prompt": null}', "line 1: expected a string"),
+    ],
+)
+def test_bad_prompt_file_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message) as error:
+        read_prompts(path)
+    assert name in str(error.value)
+
+
+def test_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\n  two é\n")
+    assert read_prompts(tmp_path / "a.txt") == ["one", "  two é"]
