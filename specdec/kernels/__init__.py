@@ -1,0 +1,17 @@
+"""Kernels of speculative decoding on a paged KV cache, usable alone: torch and triton are all they need.
+
+Plain tensors in, plain tensors out; no cache manager is assumed. CUDA tensors run Triton kernels, others their torch twins.
+"""
+
+from specdec.kernels.merge import merge_states
+from specdec.kernels.paged_attention import paged_attention
+from specdec.kernels.plan import AttentionPlan, plan_attention
+from specdec.kernels.store_kv import store_kv
+
+__all__ = [
+    "AttentionPlan",
+    "merge_states",
+    "paged_attention",
+    "plan_attention",
+    "store_kv",
+]

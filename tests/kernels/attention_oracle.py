@@ -1,0 +1,160 @@
+"""Slow, obvious fp64 paged attention, and random cases for it: every slot and table entry that nobody owns is poison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WILD = 2**30
+NAN, INF = float("nan"), float("inf")
+
+
+@dataclass
+class Case:
+    """A call of `paged_attention`: its tensors, and the keywords beyond the lengths."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_table: Tensor
+    seq_lens: Tensor
+    cu_seqlens_q: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> dict[str, Any]:
+        most = int((self.cu_seqlens_q[1:] - self.cu_seqlens_q[:-1]).max()) if len(self.seq_lens) else 0
+        lengths = dict(block_table=self.block_table, seq_lens=self.seq_lens, cu_seqlens_q=self.cu_seqlens_q)
+        return lengths | dict(max_seqlen_q=most)
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        return self.lengths | dict(scale=self.q.shape[-1] ** -0.5) | self.options
+
+
+def blocks_for(kv_lens: list[int], block_size: int, spare: int = 3) -> tuple[Tensor, int]:
+    """A shuffled block table for sequences of these lengths, wild in its unused entries, and the pool's block count."""
+    counts = [-(-n // block_size) for n in kv_lens]
+    total = sum(counts) + spare
+    ids = torch.randperm(total)
+    table = torch.full((len(kv_lens), max(counts, default=0) + 1), WILD, dtype=torch.int32)
+    used = 0
+    for r, n in enumerate(counts):
+        table[r, :n] = ids[used : used + n]
+        used += n
+    return table, total
+
+
+def make_case(
+    q_lens: list[int],
+    kv_lens: list[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (64, 64),
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    padding: int = 0,
+    layout: str = "NHD",
+    seed: int = 0,
+    **options: Any,
+) -> Case:
+    """Random queries, keys and values. `layout`: NHD, HND, or KV for K and V interleaved in each block of one tensor."""
+    torch.manual_seed(seed)
+    table, num_blocks = blocks_for(kv_lens, block_size)
+    k_cache, v_cache = empty_caches(num_blocks, block_size, heads[1], dims, dtype, layout)
+    for r, n in enumerate(kv_lens):
+        pos = torch.arange(n)
+        block, offset = table[r][pos // block_size].long(), pos % block_size
+        k_cache[block, offset] = torch.randn(n, heads[1], dims[0]).to(dtype)
+        v_cache[block, offset] = torch.randn(n, heads[1], dims[1]).to(dtype)
+    cu = torch.tensor([0, *q_lens]).cumsum(0).int()
+    q = torch.randn(sum(q_lens) + padding, heads[0], dims[0]).to(dtype)
+    return Case(q, k_cache, v_cache, table, torch.tensor(kv_lens, dtype=torch.int32), cu, options)
+
+
+def empty_caches(
+    num_blocks: int, block_size: int, heads: int, dims: tuple[int, int], dtype: torch.dtype, layout: str
+) -> tuple[Tensor, Tensor]:
+    """NaN caches, as views [num_blocks, block_size, heads, dim] of whatever lies beneath."""
+    if layout == "HND":
+        return tuple(torch.full((num_blocks, heads, block_size, d), NAN, dtype=dtype).transpose(1, 2) for d in dims)
+    if layout == "KV":
+        both = torch.full((num_blocks, 2, block_size, heads, max(dims)), NAN, dtype=dtype)
+        return both[:, 0, ..., : dims[0]], both[:, 1, ..., : dims[1]]
+    return tuple(torch.full((num_blocks, block_size, heads, d), NAN, dtype=dtype) for d in dims)
+
+
+def attention_fp64(case: Case) -> tuple[Tensor, Tensor]:
+    """(out, lse) in fp64, a sequence, a head and a query at a time."""
+    tokens, num_heads, _ = case.q.shape
+    out = torch.zeros(tokens, num_heads, case.v_cache.shape[-1], dtype=torch.float64)
+    sinks = case.options.get("sinks")
+    lse = torch.full((tokens, num_heads), -INF, dtype=torch.float64)
+    if sinks is not None:
+        lse[:] = sinks.double()
+    bounds = case.cu_seqlens_q.tolist()
+    for r, kv in enumerate(case.seq_lens.tolist()):
+        start, stop = bounds[r], bounds[r + 1]
+        k, v = (_sequence(case, r, kv, name) for name in ("k", "v"))
+        for t in range(start, stop):
+            for h in range(num_heads):
+                _one(case, (t, t - start, stop - start, kv, h), k, v, out, lse)
+    return out, lse
+
+
+def _sequence(case: Case, r: int, kv: int, name: str) -> Tensor:
+    cache, scale = getattr(case, f"{name}_cache"), case.options.get(f"{name}_scale")
+    pos = torch.arange(kv)
+    x = cache[case.block_table[r][pos // cache.shape[1]].long(), pos % cache.shape[1]].double()
+    return x if scale is None else x * scale.double()[:, None]
+
+
+def _one(case: Case, where: tuple[int, int, int, int, int], k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+    t, i, q_len, kv, h = where
+    keywords = case.keywords
+    group = case.q.shape[1] // case.k_cache.shape[2]
+    scores = k[:, h // group] @ case.q[t, h].double() * keywords["scale"]
+    if (cap := keywords.get("softcap")) is not None:
+        scores = cap * torch.tanh(scores / cap)
+    if (slopes := keywords.get("alibi_slopes")) is not None:
+        distance = (kv - q_len + i - torch.arange(kv)).abs()
+        scores = scores - slopes[h].double() * distance
+    seen = [_sees(keywords, t, i, q_len, kv, j) for j in range(kv)]
+    if (sinks := keywords.get("sinks")) is not None:
+        scores, v = torch.cat([scores, sinks[h : h + 1].double()]), torch.cat([v, torch.zeros_like(v[:1])]) if kv else None
+        seen.append(True)
+    if not any(seen) or v is None:
+        return
+    index = torch.tensor(seen)
+    lse[t, h] = torch.logsumexp(scores[index], 0)
+    out[t, h] = torch.softmax(scores[index], 0) @ v[index, h // group]
+
+
+def _sees(keywords: dict[str, Any], t: int, i: int, q_len: int, kv: int, pos: int) -> bool:
+    first, window, words = kv - q_len, keywords.get("window"), keywords.get("tree_mask")
+    words = words[:, None] if words is not None and words.ndim == 1 else words
+    position, visible = first + i, pos <= first + i or not keywords.get("causal", True)
+    if words is not None and q_len <= 64 * words.shape[1]:
+        bits = [(int(word) >> b) & 1 for word in words[t] for b in range(64)]
+        position = first + sum(bits) - 1
+        visible = pos < first or bool(bits[pos - first])
+    return visible and (window is None or position - pos < window)
+
+
+def tree_of(parents: list[int]) -> Tensor:
+    """[len(parents)] int64 bit rows: a node sees itself and its ancestors."""
+    rows: list[int] = []
+    for node, parent in enumerate(parents):
+        rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
+    return torch.tensor([row - 2**64 if row >= 2**63 else row for row in rows])
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """||got - want|| / ||want||, infinite where got is not finite."""
+    if not torch.isfinite(got.float()).all():
+        return math.inf
+    return float((got.double() - want).norm() / want.norm().clamp(min=1e-30))
