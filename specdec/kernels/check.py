@@ -26,7 +26,7 @@ def check(
     `unit_stride` asks for a contiguous last dimension, without which a kernel can't load vectors.
     """
     got = tensor.shape
-    if len(got) != len(shape) or any(want not in (None, have) for want, have in zip(shape, got, strict=True)):
+    if not _fits(got, shape):
         wanted = ", ".join("any" if want is None else str(want) for want in shape)
         raise ValueError(f"{name}: expected shape [{wanted}], got {list(got)}")
     if dtypes and tensor.dtype not in dtypes:
@@ -35,6 +35,15 @@ def check(
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
     if unit_stride and tensor.stride(-1) != 1 and got[-1] > 1:
         raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(tensor.stride())}")
+
+
+def _fits(got: Sequence[int], shape: Sequence[int | None]) -> bool:
+    if len(got) != len(shape):
+        return False
+    for have, want in zip(got, shape, strict=True):  # a loop, since this runs in every layer
+        if want is not None and want != have:
+            return False
+    return True
 
 
 def check_caches(k_cache: Tensor, v_cache: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:

@@ -25,14 +25,12 @@ def store_kv(
     float8_e4m3fn caches hold x / scale, saturated at +-448; k_scale, v_scale [Hkv] fp32, None is 1. Raises ValueError for
     tensors that don't fit.
     """
-    check("k", k, (None, None, None), FLOATS, unit_stride=True)
+    check("k", k, (None, *k_cache.shape[2:]), FLOATS, unit_stride=True)
     check_caches(k_cache, v_cache, (k.dtype, FP8), k.device)
-    check("k", k, (None, *k_cache.shape[2:]))
     check("v", v, (k.shape[0], *v_cache.shape[2:]), (k.dtype,), k.device, unit_stride=True)
     check("slot_mapping", slot_mapping, (k.shape[0],), INTS, k.device, unit_stride=True)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale is not None:
             check(name, scale, (k.shape[1],), FLOATS[:1], k.device, unit_stride=True)
-            check(name.replace("scale", "cache"), k_cache, k_cache.shape, (FP8,))
-    reference.store(k, k_cache, slot_mapping, k_scale)
-    reference.store(v, v_cache, slot_mapping, v_scale)
+            check("k_cache", k_cache, k_cache.shape, (FP8,))
+    reference.store(((k, k_cache, k_scale), (v, v_cache, v_scale)), slot_mapping)

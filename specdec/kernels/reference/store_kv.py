@@ -5,24 +5,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels.check import FP8
+
 FP8_MAX = 448.0
 
 
-def store(x: Tensor, cache: Tensor, slots: Tensor, scale: Tensor | None) -> None:
-    """Write x [T, Hkv, D] to the slots [T] of cache [num_blocks, block_size, Hkv, D], dropping slots outside of it."""
+def store(pairs: tuple[tuple[Tensor, Tensor, Tensor | None], ...], slots: Tensor) -> None:
+    """Write each (x [T, Hkv, D], cache [num_blocks, block_size, Hkv, D], scale) at the slots [T], dropping those outside."""
     if not slots.numel():
         return
+    num_blocks, block_size = pairs[0][1].shape[:2]
+    slots, source = _kept(slots.long(), num_blocks * block_size)
+    for x, cache, scale in pairs:
+        if cache.dtype == FP8:  # its bytes: 1-byte floats can't be scattered
+            x, cache = quantised(x, scale).view(torch.uint8), cache.view(torch.uint8)
+        if source is not None:
+            x = x.index_select(0, source)
+        _put(x, cache, slots)
+
+
+def quantised(x: Tensor, scale: Tensor | None) -> Tensor:
+    """x [T, Hkv, D] over its head's scale, saturated: a cast alone doesn't saturate everywhere."""
+    x = x.float() if scale is None else x.float() / scale[:, None]
+    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)
+
+
+def _put(x: Tensor, cache: Tensor, slots: Tensor) -> None:
     num_blocks, block_size, heads, dim = cache.shape
-    if scale is not None:
-        x = (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX)
-    x, size = x.to(cache.dtype), num_blocks * block_size
-    if cache.element_size() == 1:  # 1-byte floats can't be scattered
-        x, cache = x.view(torch.uint8), cache.view(torch.uint8)
-    slots, source = _kept(slots.long(), size)
-    if source is not None:
-        x = x.index_select(0, source)
-    if cache.stride(0) == block_size * cache.stride(1):
-        cache.as_strided((size, heads, dim), cache.stride()[1:]).index_copy_(0, slots, x)
+    blocks, offsets, *rest = cache.stride()
+    if blocks == block_size * offsets:
+        cache.as_strided((num_blocks * block_size, heads, dim), (offsets, *rest)).index_copy_(0, slots, x)
     else:
         cache[slots // block_size, slots % block_size] = x
 
