@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -22,6 +23,11 @@ _forced = os.environ.get("SPECDEC_INTERPRET") == "1"
 def use_triton(tensor: Tensor) -> bool:
     """Whether the call that `tensor` belongs to runs as a Triton kernel."""
     return tensor.is_cuda or _forced
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager:
+    """Makes the GPU of `tensor` the one that Triton launches on."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 @contextmanager

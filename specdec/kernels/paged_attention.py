@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels import launch
+from specdec.kernels.backend import use_triton
 from specdec.kernels.check import FLOATS, FP8, check, check_caches
 from specdec.kernels.options import Options, check_options
 from specdec.kernels.plan import AttentionPlan, plan_attention
@@ -79,5 +81,6 @@ def paged_attention(
     else:
         check("out", out, (*q.shape[:2], v_cache.shape[3]), FLOATS, q.device, unit_stride=True)
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
-    reference.attend(q, k_cache, v_cache, plan, options, out, lse)
+    attend = launch.attend if use_triton(q) else reference.attend
+    attend(q, k_cache, v_cache, plan, options, out, lse)
     return out if lse is None else (out, lse)

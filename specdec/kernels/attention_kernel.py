@@ -1,0 +1,339 @@
+"""The attention kernel: one item of the table of work against one KV head, and the reduction of split sequences.
+
+Query rows are (query token, head of the group) pairs, so that a tile of rows reads each key once. Scores live in base 2:
+the running max is kept in raw-score units and scaled within one fused multiply-add, in the same way whether a tile is
+masked or not, so that the same keys give the same bits in either. The online softmax is FlashAttention-2's (Dao, 2023),
+the split over keys flash-decoding's, the block table PagedAttention's (Kwon et al., 2023).
+"""
+
+import triton
+import triton.language as tl
+
+from specdec.kernels.plan_kernel import (
+    FIRST,
+    ITEM,
+    KV_LEN,
+    LAST,
+    NUM_ITEMS,
+    NUM_PAIRS,
+    PADDING,
+    PAIR,
+    PAIR_COLUMNS,
+    PAIR_Q_LEN,
+    PAIR_Q_START,
+    PAIR_Q_TILE,
+    PAIR_SLOT,
+    PAIR_SPLITS,
+    Q_LEN,
+    Q_START,
+    Q_TILE,
+    ROW,
+    SLOT,
+    visible_range,
+)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+EMPTY = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _dot(a, b, acc, UPCAST: tl.constexpr):
+    """acc + a @ b in fp32. UPCAST: the interpreter gets 16-bit products wrong, so it is given 32-bit ones."""
+    if UPCAST:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b.to(a.dtype), acc, input_precision="ieee")
+
+
+@triton.jit
+def _tanh(x):
+    """From exp2 alone, without overflow; the error is a few 1e-7 of full scale."""
+    e = tl.exp2(tl.abs(x) * (-2.0 * LOG2E))
+    t = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0, -t, t)
+
+
+@triton.jit
+def _popcount(x):
+    """Bits set in an int64, by adding neighbours (Warren, Hacker's Delight, 5-1)."""
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x = x + (x >> 8)
+    x = x + (x >> 16)
+    return (x + (x >> 32)) & 0x7F
+
+
+@triton.jit
+def _seen(pos, qpos, q_from, stop, words, window, is_tree, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """[BLOCK_M, BLOCK_N]: whether a query at qpos sees the key at pos; q_from is the position of the first new key."""
+    seen = tl.broadcast_to(pos[None, :] < stop, [qpos.shape[0], pos.shape[0]])
+    if CAUSAL:
+        causal = pos[None, :] <= qpos[:, None]
+        if words is not None:
+            causal = tl.where(is_tree, _bits(words, pos - q_from), causal)
+        seen = seen & causal
+    if WINDOW:
+        seen = seen & (qpos[:, None] - pos[None, :] < window)
+    return seen
+
+
+@triton.jit
+def _bits(words, j):
+    """[BLOCK_M, BLOCK_N]: bit j of each row's words, a tuple of [BLOCK_M] int64; all keys before the new ones are seen."""
+    seen = tl.broadcast_to(j[None, :] < 0, [words[0].shape[0], j.shape[0]])
+    for w in tl.static_range(len(words)):
+        here = (j >= 64 * w) & (j < 64 * (w + 1))
+        shift = tl.where(here, j - 64 * w, 0).to(tl.int64)
+        seen = seen | (here[None, :] & (((words[w][:, None] >> shift[None, :]) & 1) != 0))
+    return seen
+
+
+@triton.jit
+def _tiles(
+    acc, m, l, ids, q, qpos, words, first, last, q_from, stop, is_tree, scale, factor, softcap, slopes, window,
+    K, V, TABLE, last_page, sk_b, sk_t, sv_b, sv_t,
+    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Fold key tiles [first, last) into (acc, m, l). `ids` are the block ids of the next tile's keys.
+
+    They are loaded one tile ahead: a load of keys that waits for a load of ids in its own turn of the loop would cost the
+    pipeline a stage. Ids are clamped to the last block in use, so the table is never read past it.
+    """
+    n, d, dv = tl.arange(0, BLOCK_N), tl.arange(0, q.shape[1]), tl.arange(0, acc.shape[1])
+    for tile in tl.range(first, last):
+        pos = tile * BLOCK_N + n
+        block, offset = ids.to(tl.int64), pos % PAGE
+        ids = tl.load(TABLE + tl.minimum((pos + BLOCK_N) // PAGE, last_page))
+        k_at = K + (block * sk_b + offset * sk_t)[:, None] + d[None, :]
+        v_at = V + (block * sv_b + offset * sv_t)[:, None] + dv[None, :]
+        if MASKED:  # values too: a weight of 0 does not silence a NaN
+            k = tl.load(k_at, mask=(pos < stop)[:, None] & (d < D)[None, :], other=0.0)
+            v = tl.load(v_at, mask=(pos < stop)[:, None] & (dv < DV)[None, :], other=0.0)
+        else:
+            k = tl.load(k_at) if D == q.shape[1] else tl.load(k_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(v_at) if DV == acc.shape[1] else tl.load(v_at, mask=(dv < DV)[None, :], other=0.0)
+        s = _dot(q, tl.trans(k), None, UPCAST)
+        if softcap is not None:
+            s = softcap * _tanh(s * (scale / softcap))
+        if slopes is not None:
+            if softcap is None:
+                s = s * scale
+            s -= slopes[:, None] * tl.abs(qpos[:, None] - pos[None, :]).to(tl.float32)
+        if MASKED:
+            s = tl.where(_seen(pos, qpos, q_from, stop, words, window, is_tree, CAUSAL, WINDOW), s, EMPTY)
+        m_new = tl.maximum(m, tl.max(s, 1))
+        low = tl.where(m_new == EMPTY, 0.0, m_new) * -factor
+        decay = tl.exp2(tl.fma(m, factor, low))
+        p = tl.exp2(tl.fma(s, tl.broadcast_to(factor[:, None], s.shape), tl.broadcast_to(low[:, None], s.shape)))
+        l = tl.fma(l, decay, tl.sum(p, 1))
+        p = p.to(tl.float32) if UPCAST else p.to(q.dtype)
+        acc = _dot(p, v, acc * decay[:, None], UPCAST)
+        m = m_new
+    return acc, m, l, ids
+
+
+@triton.jit
+def _with_sinks(o, lse, sinks):
+    """Join the sinks' logits (base 2) to the denominators of o, whose logarithms are lse (base 2)."""
+    top = tl.maximum(lse, sinks)
+    safe = tl.where(top == EMPTY, 0.0, top)
+    weight = tl.exp2(lse - safe)
+    total = weight + tl.exp2(sinks - safe)
+    return o * (weight / total)[:, None], safe + tl.log2(total)
+
+
+@triton.jit
+def _store(
+    O, LSE, SINKS, o, lse, tokens, heads, mask, so_t, so_h, num_heads, DV: tl.constexpr,
+):  # fmt: skip
+    """Write finished rows: o [BLOCK_M, DV_PAD], lse [BLOCK_M] base 2."""
+    dv = tl.arange(0, o.shape[1])
+    if SINKS is not None:
+        o, lse = _with_sinks(o, lse, tl.load(SINKS + heads, mask=mask, other=0.0) * LOG2E)
+    at = O + (tokens * so_t + heads * so_h)[:, None] + dv[None, :]
+    tl.store(at, o.to(O.dtype.element_ty), mask=mask[:, None] & (dv < DV)[None, :])
+    if LSE is not None:
+        tl.store(LSE + tokens * num_heads + heads, lse / LOG2E, mask=mask)
+
+
+@triton.jit
+def _reduce(
+    PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, part, so_t, so_h,
+    H_KV: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Sum the partial results of ROWS rows (the `part`-th lot of a tile) over their splits, in order, and write them."""
+    at = PAIRS + pair.to(tl.int64) * PAIR_COLUMNS
+    slot, splits = tl.load(at + PAIR_SLOT), tl.load(at + PAIR_SPLITS)
+    local = part * ROWS + tl.arange(0, ROWS)
+    rows = tl.load(at + PAIR_Q_TILE) * BLOCK_M + local
+    mask = rows // G < tl.load(at + PAIR_Q_LEN)
+    dv = tl.arange(0, DV_PAD)
+    base = (slot.to(tl.int64) * H_KV + head) * BLOCK_M
+    top = tl.full([ROWS], EMPTY, tl.float32)
+    for split in tl.range(0, splits):
+        top = tl.maximum(top, tl.load(PARTIAL_LSE + base + split * (H_KV * BLOCK_M) + local, mask=mask, other=EMPTY))
+    safe = tl.where(top == EMPTY, 0.0, top)
+    acc = tl.zeros([ROWS, DV_PAD], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for split in tl.range(0, splits):
+        row = base + split * (H_KV * BLOCK_M) + local
+        weight = tl.exp2(tl.load(PARTIAL_LSE + row, mask=mask, other=EMPTY) - safe)
+        o = tl.load(PARTIAL_O + row[:, None] * DV_PAD + dv[None, :], mask=mask[:, None], other=0.0)
+        acc = tl.fma(o, tl.broadcast_to(weight[:, None], o.shape), acc)
+        total += weight
+    lse = tl.where(total == 0.0, EMPTY, safe + tl.log2(tl.where(total == 0.0, 1.0, total)))
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tokens = (tl.load(at + PAIR_Q_START) + rows // G).to(tl.int64)
+    _store(O, LSE, SINKS, acc, lse, tokens, head * G + rows % G, mask, so_t, so_h, H_KV * G, DV)
+
+
+@triton.jit
+def reduce_kernel(
+    HEAD, PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, so_t, so_h,
+    H_KV: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """One program per (pair, KV head, lot of ROWS rows)."""
+    lots: tl.constexpr = H_KV * (BLOCK_M // ROWS)
+    pair, lot = tl.program_id(0) // lots, tl.program_id(0) % lots
+    if pair < tl.load(HEAD + NUM_PAIRS):
+        part, head = lot // H_KV, lot % H_KV
+        _reduce(
+            PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, part, so_t, so_h,
+            H_KV, G, DV, DV_PAD, BLOCK_M, ROWS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _clear_padding(
+    HEAD, O, LSE, SINKS, total_tokens, so_t, so_h,
+    H: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Rows of q that no sequence owns, which a captured graph of a larger bucket has, come out as if they saw no key."""
+    for token in range(tl.load(HEAD + PADDING) + tl.program_id(0), total_tokens, tl.num_programs(0)):
+        for first in range(0, H, BLOCK_M):
+            heads = first + tl.arange(0, BLOCK_M)
+            o, lse = tl.zeros([BLOCK_M, DV_PAD], tl.float32), tl.full([BLOCK_M], EMPTY, tl.float32)
+            tokens = tl.full([BLOCK_M], token, tl.int64)
+            _store(O, LSE, SINKS, o, lse, tokens, heads, heads < H, so_t, so_h, H, DV)
+
+
+@triton.jit
+def attention_kernel(
+    Q, K, V, O, LSE, HEAD, ITEMS, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+    SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+    scale, softcap, window, total_tokens, table_width, s_table, s_tree,
+    sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
+    H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The programs share the items times KV heads of the table among them; heads of one item run side by side.
+
+    FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does.
+    """
+    _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)
+    for i in range(tl.program_id(0), tl.load(HEAD + NUM_ITEMS) * H_KV, tl.num_programs(0)):
+        work = tl.cast(i, tl.int64)
+        item, head = ITEMS + work // H_KV * ITEM, work % H_KV
+        row, q_start, q_len = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN)
+        kv_len, q_tile, slot = tl.load(item + KV_LEN), tl.load(item + Q_TILE), tl.load(item + SLOT)
+        first, last = tl.load(item + FIRST), tl.load(item + LAST)
+
+        # Query rows.
+        local = tl.arange(0, BLOCK_M)
+        query = (q_tile * BLOCK_M + local) // G
+        heads = head * G + (q_tile * BLOCK_M + local) % G
+        mask = query < q_len
+        tokens = (q_start + query).to(tl.int64)
+        d = tl.arange(0, D_PAD)
+        q_at = Q + (tokens * sq_t + heads * sq_h)[:, None] + d[None, :]
+        q = tl.load(q_at, mask=mask[:, None] & (d < D)[None, :], other=0.0)
+        q_from = kv_len - q_len
+        qpos = q_from + query
+        words, slopes = None, None
+        is_tree = False
+        if TREE is not None:
+            is_tree = q_len <= 64 * TREE_WORDS
+            words = _tree_words(TREE, s_tree, tokens, mask, TREE_WORDS)
+            qpos = tl.where(is_tree, q_from + _depth(words), qpos)
+        if SLOPES is not None:
+            slopes = tl.load(SLOPES + heads, mask=mask, other=0.0)
+
+        # Score units: raw products, unless something is added to them or bends them.
+        key_scale = scale if K_SCALE is None else scale * tl.load(K_SCALE + head)
+        plain: tl.constexpr = softcap is None and SLOPES is None
+        factor = tl.full([BLOCK_M], 1.0, tl.float32) * (key_scale * LOG2E if plain else LOG2E)
+
+        # Key tiles [first, last): masked at the window's edge, then full, then masked at the diagonal.
+        _, stop = visible_range(q_len, kv_len, q_tile, window, G, BLOCK_M, CAUSAL, WINDOW, 64 * TREE_WORDS)
+        full_end = stop
+        if CAUSAL:
+            full_end = tl.maximum(q_from + tl.where(is_tree, 0, q_tile * BLOCK_M // G + 1), 0)
+        full_end = tl.minimum(tl.maximum(full_end // BLOCK_N, first), last)
+        full_start = first
+        if WINDOW:
+            last_q = tl.minimum((q_tile * BLOCK_M + BLOCK_M - 1) // G, q_len - 1)
+            edge = tl.maximum(q_from + last_q - window + 1, 0)
+            full_start = tl.minimum(tl.maximum(tl.cdiv(edge, BLOCK_N), first), last)
+            full_end = tl.maximum(full_end, full_start)
+        table = TABLE + row.to(tl.int64) * s_table
+        last_page = tl.minimum(tl.cdiv(stop, PAGE), table_width) - 1
+        n = tl.arange(0, BLOCK_N)
+        ids = tl.load(
+            table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page), mask=n < tl.where(first < last, BLOCK_N, 0), other=0
+        )
+        k_head, v_head = K + head * sk_h, V + head * sv_h
+        m = tl.full([BLOCK_M], EMPTY, tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+        for phase in tl.static_range(0 if WINDOW else 1, 3):
+            begin = first if phase == 0 else (full_start if phase == 1 else full_end)
+            end = full_start if phase == 0 else (full_end if phase == 1 else last)
+            acc, m, l, ids = _tiles(
+                acc, m, l, ids, q, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
+                k_head, v_head, table, last_page, sk_b, sk_t, sv_b, sv_t,
+                D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, UPCAST,
+            )  # fmt: skip
+
+        lse = tl.where(l == 0.0, EMPTY, m * factor + tl.log2(tl.where(l == 0.0, 1.0, l)))
+        o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+        if V_SCALE is not None:
+            o *= tl.load(V_SCALE + head)
+        if slot < 0:
+            _store(O, LSE, SINKS, o, lse, tokens, heads, mask, so_t, so_h, H_KV * G, DV)
+        else:
+            part = (slot.to(tl.int64) * H_KV + head) * BLOCK_M + local
+            tl.store(PARTIAL_LSE + part, lse, mask=mask)
+            tl.store(PARTIAL_O + part[:, None] * DV_PAD + tl.arange(0, DV_PAD)[None, :], o, mask=mask[:, None])
+            if FUSED:
+                pair = tl.load(item + PAIR)
+                splits = tl.load(PAIRS + pair.to(tl.int64) * PAIR_COLUMNS + PAIR_SPLITS)
+                counter = COUNTERS + pair * H_KV + head
+                tl.debug_barrier()  # all of this program's stores come before its tick
+                if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
+                    tl.store(counter, 0)  # ready for the next layer
+                    _reduce(
+                        PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, 0, so_t, so_h,
+                        H_KV, G, DV, DV_PAD, BLOCK_M, BLOCK_M,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _tree_words(TREE, s_tree, tokens, mask, TREE_WORDS: tl.constexpr):
+    """The bit rows of a tile's queries, a tuple of TREE_WORDS [BLOCK_M] int64."""
+    words = ()
+    for w in tl.static_range(TREE_WORDS):
+        words = words + (tl.load(TREE + tokens * s_tree + w, mask=mask, other=0),)
+    return words
+
+
+@triton.jit
+def _depth(words):
+    """[BLOCK_M] int32: ancestors of each node, its bits less its own."""
+    depth = _popcount(words[0])
+    for w in tl.static_range(1, len(words)):
+        depth += _popcount(words[w])
+    return depth.to(tl.int32) - 1
