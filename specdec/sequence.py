@@ -34,6 +34,7 @@ class RequestStats:
     cached_tokens: int = 0
     accepted_per_round: dict[int, int] = field(default_factory=dict)
     submitted_s: float = field(default_factory=time.perf_counter)
+    first_round_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
 
@@ -58,10 +59,16 @@ class RequestStats:
             return 0.0
         return self.last_token_s - self.first_token_s
 
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens per second after the first round, which the prompt's time ends with; 0.0 for a single round."""
+        return (self.num_tokens - self.first_round_tokens) / self.decode_s if self.decode_s else 0.0
+
     def count(self, emitted: int, drafted: int, accepted: int) -> None:
         """Add one round that emitted `emitted` (>= 1) tokens."""
         now = time.perf_counter()
-        self.first_token_s = self.first_token_s or now
+        if self.first_token_s is None:
+            self.first_token_s, self.first_round_tokens = now, emitted
         self.last_token_s = now
         self.rounds += 1
         self.num_tokens += emitted

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
 
@@ -36,6 +37,7 @@ class Step:
     cu_seqlens_q: Tensor
     max_seqlen_q: int
     plan: AttentionPlan
+    compiled: bool = False
     calls: int = 0
     ordinals: dict[nn.Module, int] = field(default_factory=dict)
 
@@ -56,6 +58,16 @@ class LayerKV:
 
 
 _current: Step | Recording | None = None
+
+
+def in_step() -> bool:
+    """Whether a paged forward is running."""
+    return isinstance(_current, Step)
+
+
+def in_compiled_step() -> bool:
+    """Whether a paged forward is running that asks for compiled layers."""
+    return isinstance(_current, Step) and _current.compiled
 
 
 @contextmanager
@@ -92,18 +104,48 @@ def attention(
     """
     _refuse_unknown(module, attention_mask, kwargs)
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    step = _current
-    if isinstance(step, Recording):
-        step.calls.append((module, _spec(module, k, v, len(step.calls))))
+    if isinstance(_current, Recording):
+        _current.calls.append((module, _spec(module, k, v, len(_current.calls))))
         return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[-1]), None
-    if step is None:
-        raise RuntimeError(f"{type(module).__name__} was set to {NAME!r} outside of a paged forward")
     layer: LayerKV = module.specdec_kv
-    k_cache, v_cache = layer.caches[_ordinal(step, module, layer)]
+    k_cache, v_cache = layer.caches[_ordinal(module, layer)]
+    window = kwargs.get("sliding_window", _UNSET)
+    run = torch.ops.specdec.attend if torch.compiler.is_compiling() else attend
+    out = run(
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        q.shape[-1] ** -0.5 if scaling is None else scaling,
+        layer.window if window is _UNSET else window,
+        kwargs.get("softcap"),
+        kwargs.get("s_aux", kwargs.get("sinks")),
+    )
+    return out[None], None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Store k, v and attend, with the current step's metadata: one opaque operation to the compiler.
+
+    The step is read here and not passed, so that compiled layers depend on no tensor of a step but its activations.
+    """
+    step = _current
+    if not isinstance(step, Step):
+        raise RuntimeError(f"a model was set to {NAME!r} outside of a paged forward")
     step.calls += 1
     store_kv(k, v, k_cache, v_cache, step.slot_mapping)
-    window = kwargs.get("sliding_window", _UNSET)
-    out = paged_attention(
+    return paged_attention(
         q,
         k_cache,
         v_cache,
@@ -111,13 +153,20 @@ def attention(
         seq_lens=step.seq_lens,
         cu_seqlens_q=step.cu_seqlens_q,
         max_seqlen_q=step.max_seqlen_q,
-        scale=q.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=layer.window if window is _UNSET else window,
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux", kwargs.get("sinks")),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
         plan=step.plan,
     )
-    return out[None], None
+
+
+_attend_op = torch.library.custom_op("specdec::attend", attend, mutates_args=("k_cache", "v_cache"))
+
+
+@_attend_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
 
 
 def window_of(module: nn.Module) -> int | None:
@@ -140,12 +189,12 @@ def _spec(module: nn.Module, k: Tensor, v: Tensor, call: int) -> KVSpec:
     )
 
 
-def _ordinal(step: Step, module: nn.Module, layer: LayerKV) -> int:
+def _ordinal(module: nn.Module, layer: LayerKV) -> int:
     """Which of the module's calls in this forward this is: looped and split layers call attention several times."""
-    if len(layer.caches) == 1:
+    if len(layer.caches) == 1 or not isinstance(_current, Step):
         return 0
-    n = step.ordinals.get(module, 0)
-    step.ordinals[module] = n + 1
+    n = _current.ordinals.get(module, 0)
+    _current.ordinals[module] = n + 1
     return n
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from specdec.model import attention
 
@@ -55,10 +56,10 @@ class Fused:
         return forward
 
 
-def fuse(linears_by_input: list[list[nn.Linear]]) -> list[Fused]:
+def fuse_linears(groups: list[list[nn.Linear]]) -> list[Fused]:
     """Fuse each group of linear modules; a group whose fused product differs on random input is left as it was."""
     done = []
-    for linears in linears_by_input:
+    for linears in groups:
         probe = torch.randn(3, linears[0].in_features, dtype=linears[0].weight.dtype, device=linears[0].weight.device)
         with torch.no_grad():
             before = [linear(probe) for linear in linears]
@@ -78,16 +79,22 @@ class LinearWatch:
     def __init__(self, model: nn.Module):
         self._parents = {child: parent for parent in model.modules() for child in parent.children()}
         self._seen: list[tuple[Tensor, nn.Linear]] = []
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> LinearWatch:
         self._hooks = [m.register_forward_pre_hook(self._note) for m in self._parents if _is_plain(m)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def _note(self, linear: nn.Module, args: tuple) -> None:
         if len(args) == 1:
             self._seen.append((args[0], linear))
 
     def groups(self) -> list[list[nn.Linear]]:
-        """Stop watching; the groups of two modules and more that can be fused."""
-        for hook in self._hooks:
-            hook.remove()
+        """The groups of two modules and more that can be fused."""
         together: dict[tuple, list[nn.Linear]] = {}
         for x, linear in self._seen:
             w = linear.weight

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
+from specdec.model.fusion import LinearWatch, fuse_linears
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
 
@@ -49,13 +50,16 @@ def slots(block_table: Tensor, row: Tensor, positions: Tensor, write: Tensor, bl
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 
-    Raises ValueError for a model that paging can't serve: recurrent or convolution state, no AttentionInterface.
+    fuse: run products that share an input as one (see fusion.py). Raises ValueError for a model that paging can't
+    serve: recurrent or convolution state, no AttentionInterface.
     """
 
-    def __init__(self, model: PreTrainedModel, pool: KVPool, name: str):
+    def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True):
         self.model, self.pool, self.name = model, pool, name
         self.configs = configs_of(model)
-        self._calls = record(model)
+        with LinearWatch(model) as watch:
+            self._calls = record(model)
+        self.fused = fuse_linears(watch.groups()) if fuse else []
         caches = pool.add_model(name, [spec for _, spec in self._calls])
         self._attach(caches)
 
@@ -69,8 +73,11 @@ class PagedModel:
         return self.model.get_input_embeddings().weight.device
 
     @torch.inference_mode()
-    def extend(self, packed: Packed, *, logits: bool = True) -> Tensor | None:
-        """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`."""
+    def extend(self, packed: Packed, *, logits: bool = True, compiled: bool = False) -> Tensor | None:
+        """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`.
+
+        compiled: with compiled layers, if the model was given any; each new number of tokens is then compiled once.
+        """
         step = Step(
             packed.slot_mapping,
             packed.block_table,
@@ -78,6 +85,7 @@ class PagedModel:
             packed.cu_seqlens_q,
             packed.max_seqlen_q,
             plan_attention(packed.block_table, packed.seq_lens, packed.cu_seqlens_q, packed.max_seqlen_q),
+            compiled,
         )
         arguments = {"input_ids": packed.token_ids[None], "position_ids": packed.positions[None], "use_cache": False}
         with paged(self.configs, step):
@@ -97,6 +105,8 @@ class PagedModel:
         """Give the KV back; the model object keeps no trace."""
         for module in {module for module, _ in self._calls}:
             del module.specdec_kv
+        for fused in self.fused:
+            fused.detach()
         self.pool.remove_model(self.name)
 
     def _attach(self, caches: list[tuple[Tensor, Tensor]]) -> None:

@@ -1,0 +1,50 @@
+"""Decoder layers compiled one by one: one layer's code serves them all, so a new shape costs about a second.
+
+Only a paged forward of a shape that asks for it runs the compiled code; every other forward runs the layers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specdec.model import attention
+
+_SHAPES = 128
+"""Compiled shapes that one layer class may have; dynamo gives up on a function after eight by default."""
+
+
+class CompiledLayers:
+    """The decoder layers of `model`, and its last norm, behind torch.compile."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.modules = _decoder_modules(model)
+
+    def attach(self) -> None:
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
+        for module in self.modules:
+            module.forward = _either(module.forward)
+
+    def detach(self) -> None:
+        for module in self.modules:
+            del module.forward
+
+
+def _either(plain: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(plain, dynamic=False)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return compiled(*args, **kwargs) if attention.in_compiled_step() else plain(*args, **kwargs)
+
+    return forward
+
+
+def _decoder_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers: the list of modules as long as the config has layers, and the norm that follows it."""
+    base, count = model.base_model, model.config.get_text_config().num_hidden_layers
+    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    return list(lists[0]) if lists else []
