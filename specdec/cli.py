@@ -175,6 +175,7 @@ def _quieten() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("TQDM_DISABLE", "1")
     logger = logging.getLogger("specdec")
     if not any(isinstance(handler, _Announce) for handler in logger.handlers):
         logger.addHandler(_Announce())

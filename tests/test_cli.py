@@ -1,6 +1,7 @@
 """The command line: text on standard output, one line per error on standard error, exit status 0, 1 or 2."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,7 @@ class Result:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("SPECDEC_DEBUG", raising=False)
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)  # the command asks before they are loaded
     return lambda *arguments: Result([str(argument) for argument in arguments], capsys)
 
 
@@ -161,6 +161,16 @@ def test_debug_shows_the_traceback(run, monkeypatch: pytest.MonkeyPatch) -> None
 def test_module_and_version() -> None:
     out = subprocess.run([sys.executable, "-m", "specdec", "--version"], capture_output=True, text=True, check=True)
     assert out.stdout == f"specdec {specdec.__version__}\n" and out.stderr == ""
+
+
+def test_a_process_of_its_own_prints_nothing_else(tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "specdec", "generate", tiny, "hi", "--json", "--max-tokens", "3"]
+    environment = os.environ | {"SPECDEC_CACHE": str(tmp_path)}
+    first, second = (
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)
+    )
+    assert json.loads(first.stdout)["outputs"][0]["text"] == json.loads(second.stdout)["outputs"][0]["text"]
+    assert first.stderr.startswith("specdec: converting ") and first.stderr.count("\n") == 1 and second.stderr == ""
 
 
 def test_help_without_a_command(run) -> None:
