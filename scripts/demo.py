@@ -130,8 +130,9 @@ def rate(output: Output) -> float:
 
 def table(comparisons: list[Comparison]) -> Table:
     headings = ("prompt", "tokens", "plain\ntok/s", "speculative\ntok/s", "ratio", "acceptance\nlength", "text")
-    result = Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    result.columns[-1].no_wrap = True
+    result = Table(*headings, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    for column in result.columns[:6]:
+        column.no_wrap = True  # where the terminal is narrow, the verdict is what wraps
     for column in result.columns[1:6]:
         column.justify = "right"
     for one in comparisons:
