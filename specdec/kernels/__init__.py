@@ -3,15 +3,22 @@
 Plain tensors in, plain tensors out; no cache manager is assumed. CUDA tensors run Triton kernels, others their torch twins.
 """
 
+from specdec.kernels.accept import accept
+from specdec.kernels.match import match
 from specdec.kernels.merge import merge_states
 from specdec.kernels.paged_attention import paged_attention
 from specdec.kernels.plan import AttentionPlan, plan_attention
+from specdec.kernels.sample import Sampling, sample
 from specdec.kernels.store_kv import store_kv
 
 __all__ = [
     "AttentionPlan",
+    "Sampling",
+    "accept",
+    "match",
     "merge_states",
     "paged_attention",
     "plan_attention",
+    "sample",
     "store_kv",
 ]

@@ -60,7 +60,7 @@ def _accept(
     runs = tl.load(running + row) != 0
     first = tl.load(cu_seqlens_q + row)
     n = tl.load(num_drafts + row).to(tl.int32)
-    drawn = tl.load(tokens + first + j, mask=(j <= n) & (first + j < num_tokens) & runs, other=-1)
+    drawn = tl.load(tokens + first + j, mask=(j <= tl.where(runs, n, -1)) & (first + j < num_tokens), other=-1)
     draft = tl.load(drafts + row * sd_r + j * sd_k, mask=j < k, other=-2)
     accepted = tl.min(tl.where((draft == drawn) & (j < n), BLOCK, j), 0)
     accepted = tl.where(runs, tl.minimum(accepted, n), 0)

@@ -75,7 +75,7 @@ def _match(
     found = best_length >= min_match
     j = tl.arange(0, BLOCK_K)
     period = tl.maximum(last - best_end, 1)
-    token = tl.load(h + best_end + 1 + j % period, mask=(j < k) & found, other=0)
+    token = tl.load(h + best_end + 1 + j % period, mask=j < tl.where(found, k, 0), other=0)
     tl.store(drafts + row.to(tl.int64) * k + j, token.to(tl.int64), mask=j < k)
     tl.store(counts + row, tl.where(found, k, 0).to(tl.int64))
     tl.store(lengths + row, tl.where(found, best_length, 0).to(tl.int64))
