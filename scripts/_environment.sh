@@ -24,6 +24,10 @@ environment_python() {
         echo "$VIRTUAL_ENV/bin/python"
         return
     fi
+    if python3 -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null; then
+        command -v python3  # one that is first on the PATH is active too
+        return
+    fi
     if [[ ! -x "$REPO/.venv/bin/python" ]]; then
         local base
         base="$(base_python)" || return
