@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.draft import Drafter, ModelDrafter
+from specdec.graphs import RoundGraphs
 from specdec.kvpool import KVPool
 from specdec.model import Packed, PagedModel, slots
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
@@ -36,11 +37,12 @@ class Listener(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """k: drafts per row and round at most. prompt_budget: prompt tokens between two rounds. lag: rounds that the host
-    reads behind the launch, 1 hides its work behind the device's, 0 where the device is the host."""
+    reads behind the launch, 1 hides its work behind the device's, 0 where the device is the host. graphs: replay rounds as CUDA graphs."""
 
     k: int = 4
     prompt_budget: int = 512
     lag: int = 1
+    graphs: bool = False
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Engine:
             has_drafter=self.draft_model is not None,
             salt=salt,
         )
+        self.graphs = RoundGraphs(self.round) if config.graphs else None
         self.stats = EngineStats()
         self.flights: list[Flight] = []
         self.listeners: dict[Sequence, Listener] = {}
@@ -263,10 +266,8 @@ class Engine:
             return
         self.rows.flush()
         shape = self._shape(seqs)
-        device = self.rows.device
-        index = upload(torch.tensor([seq.row for seq in seqs]), device).to(device, non_blocking=True)
         try:
-            result = self._run_round(index, shape)
+            result = self._run_round([seq.row for seq in seqs], shape)
         except Exception as error:
             for seq in seqs:
                 self._finish(seq, "error", error)
@@ -274,14 +275,18 @@ class Engine:
         self.stats.rounds += 1
         self.flights.append(self._send_home(result, seqs, shape))
 
-    def _run_round(self, index: Tensor, shape: RoundShape) -> RoundResult:
+    def _run_round(self, rows: list[int], shape: RoundShape) -> RoundResult:
+        if self.graphs and (self.drafter is None or getattr(self.drafter, "capturable", False)):
+            return self.graphs.run(rows, shape)
+        device = self.rows.device
+        index = upload(torch.tensor(rows), device).to(device, non_blocking=True)
         try:
             return self.round.run(index, shape)
         except DrafterFailed as failure:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
             self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
             warnings.warn(f"the drafter failed, decoding goes on without it: {failure.error!r}", stacklevel=2)
-            return self.round.run(index, RoundShape(0, shape.tokens and len(index), shape.noise, shape.filters))
+            return self.round.run(index, RoundShape(0, shape.tokens and len(rows), shape.noise, shape.filters))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:
         k = max(self._k(seq) for seq in seqs)
@@ -309,7 +314,8 @@ class Engine:
             flight.event.synchronize()
         n = len(RoundResult.COLUMNS)
         self._wanted = 0
-        for seq, values in zip(flight.seqs, flight.values.tolist(), strict=True):
+        rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
+        for seq, values in zip(flight.seqs, rows, strict=True):
             counts = dict(zip(RoundResult.COLUMNS, values[:n], strict=True))
             self._wanted += counts["num_wanted"]
             if seq.status is Status.FINISHED or seq.cancelled:

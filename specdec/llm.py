@@ -39,6 +39,7 @@ class LLM:
     drafter: None, "lookup", a model (any of the above), or an object with `propose(rows, k)` (see specdec.draft).
     k: drafts per row and round at most, "auto" for the drafter's usual number. Requests may set their own.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
+    graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
     seed: for requests that bring none; each then draws from it by its number. lag: see EngineConfig.
 
     Raises ValueError or TypeError naming the argument for what can't be loaded or paged, or doesn't fit together.
@@ -58,6 +59,8 @@ class LLM:
         kv_memory: int | None = None,
         block_size: int = 16,
         prompt_budget: int = 512,
+        graphs: bool | str = "auto",
+        compile: bool | str = "auto",
         lag: int | None = None,
         revision: str | None = None,
         seed: int | None = None,
@@ -72,14 +75,22 @@ class LLM:
         models = [m for m in (self.model, draft_model) if m is not None]
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
-        target = PagedModel(self.model, pool, TARGET)
+        compiled = _on_gpu("compile", compile, self.model.device)
+        target = PagedModel(self.model, pool, TARGET, compiled=compiled)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, target.device)
         self.vocab_size = self.model.config.get_text_config().vocab_size
         if draft_model is not None:
-            drafter = ModelDrafter(PagedModel(draft_model, pool, DRAFTER), vocab_size=self.vocab_size)
+            drafter = ModelDrafter(
+                PagedModel(draft_model, pool, DRAFTER, compiled=compiled), vocab_size=self.vocab_size
+            )
         elif kind == "lookup":
             drafter = LookupDrafter()
-        config = EngineConfig(k=self.k, prompt_budget=prompt_budget, lag=_lag(lag, target.device))
+        config = EngineConfig(
+            k=self.k,
+            prompt_budget=prompt_budget,
+            lag=_lag(lag, target.device),
+            graphs=_on_gpu("graphs", graphs, target.device),
+        )
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, CoupledVerifier(self.vocab_size), rows, drafter, config, salt)
         self._handles: set[Handle] = set()
@@ -312,6 +323,17 @@ def _check_k(k: int | str, kind: str) -> int:
 def _lag(lag: int | None, device: torch.device) -> int:
     """On a GPU the host works a round behind, so that its work hides behind the device's."""
     return lag if lag is not None else int(device.type != "cpu")
+
+
+def _on_gpu(name: str, wish: bool | str, device: torch.device) -> bool:
+    """A switch that is on by itself on a GPU. Raises ValueError where it is asked for without one."""
+    if wish == "auto":
+        return device.type == "cuda"
+    if not isinstance(wish, bool):
+        raise TypeError(f'{name}: expected "auto" or a bool, got {type(wish).__name__} {wish!r}')
+    if wish and name == "graphs" and device.type != "cuda":
+        raise ValueError(f"graphs: CUDA graphs need a GPU, the model is on {device}")
+    return wish
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class Oracle:
 DRAFTERS = ("none", "lookup", "same", "near", "random", "right", "wrong")
 
 
-def drafter_of(kind: str, name: str, pool: KVPool):
+def drafter_of(kind: str, name: str, pool: KVPool, device="cpu"):
     """One of DRAFTERS for the target `name`: same, near, random are draft models."""
     if kind in ("right", "wrong"):
         return Oracle(int(kind == "wrong"))
@@ -115,21 +115,35 @@ def drafter_of(kind: str, name: str, pool: KVPool):
         return LookupDrafter(min_match=1)
     models = {
         "same": lambda: copy.deepcopy(tiny(name)),
-        "near": lambda: tiny(name, noise=0.01),
-        "random": lambda: tiny("llama", seed=5, layers=1),
+        "near": lambda: copy.deepcopy(tiny(name, noise=0.01)),
+        "random": lambda: copy.deepcopy(tiny("llama", seed=5, layers=1)),
     }
-    return ModelDrafter(PagedModel(models[kind](), pool, "drafter"), vocab_size=VOCAB) if kind in models else None
+    if kind not in models:
+        return None
+    return ModelDrafter(PagedModel(models[kind]().to(device), pool, "drafter"), vocab_size=VOCAB)
 
 
 def engine(
-    name: str = "llama", drafter: str = "none", *, k=4, rows=4, blocks=64, block_size=4, max_len=96, budget=16, lag=0
+    name: str = "llama",
+    drafter: str = "none",
+    *,
+    k=4,
+    rows=4,
+    blocks=64,
+    block_size=4,
+    max_len=96,
+    budget=16,
+    lag=0,
+    device="cpu",
+    graphs=False,
+    compiled=False,
 ) -> Engine:
     """An engine over a NaN-poisoned pool."""
     pool = KVPool(blocks, block_size, poison=True)
-    target = PagedModel(copy.deepcopy(tiny(name)), pool, "target")
-    state = Rows(rows, max_len, block_size, torch.device("cpu"))
-    config = EngineConfig(k=k, prompt_budget=budget, lag=lag)
-    return Engine(target, CoupledVerifier(VOCAB), state, drafter_of(drafter, name, pool), config)
+    target = PagedModel(copy.deepcopy(tiny(name)).to(device), pool, "target", compiled=compiled)
+    state = Rows(rows, max_len, block_size, target.device)
+    config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs)
+    return Engine(target, CoupledVerifier(VOCAB), state, drafter_of(drafter, name, pool, device), config)
 
 
 class Request:

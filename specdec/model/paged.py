@@ -16,6 +16,7 @@ from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
 from specdec.model.fusion import LinearWatch, fuse_linears
+from specdec.model.layers import CompiledLayers
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
 
@@ -50,16 +51,19 @@ def slots(block_table: Tensor, row: Tensor, positions: Tensor, write: Tensor, bl
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 
-    fuse: run products that share an input as one (see fusion.py). Raises ValueError for a model that paging can't
+    fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py). Raises ValueError for a model that paging can't
     serve: recurrent or convolution state, no AttentionInterface.
     """
 
-    def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True):
+    def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
         self.model, self.pool, self.name = model, pool, name
         self.configs = configs_of(model)
         with LinearWatch(model) as watch:
             self._calls = record(model)
         self.fused = fuse_linears(watch.groups()) if fuse else []
+        self.layers = CompiledLayers(model) if compiled else None
+        if self.layers:
+            self.layers.attach()
         caches = pool.add_model(name, [spec for _, spec in self._calls])
         self._attach(caches)
 
@@ -73,10 +77,10 @@ class PagedModel:
         return self.model.get_input_embeddings().weight.device
 
     @torch.inference_mode()
-    def extend(self, packed: Packed, *, logits: bool = True, compiled: bool = False) -> Tensor | None:
+    def extend(self, packed: Packed, *, logits: bool = True) -> Tensor | None:
         """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`.
 
-        compiled: with compiled layers, if the model was given any; each new number of tokens is then compiled once.
+        Only forwards with logits use compiled layers: their numbers of tokens are few, those of prompts are not.
         """
         step = Step(
             packed.slot_mapping,
@@ -85,7 +89,7 @@ class PagedModel:
             packed.cu_seqlens_q,
             packed.max_seqlen_q,
             plan_attention(packed.block_table, packed.seq_lens, packed.cu_seqlens_q, packed.max_seqlen_q),
-            compiled,
+            compiled=logits,
         )
         arguments = {"input_ids": packed.token_ids[None], "position_ids": packed.positions[None], "use_cache": False}
         with paged(self.configs, step):
@@ -105,6 +109,8 @@ class PagedModel:
         """Give the KV back; the model object keeps no trace."""
         for module in {module for module, _ in self._calls}:
             del module.specdec_kv
+        if self.layers:
+            self.layers.detach()
         for fused in self.fused:
             fused.detach()
         self.pool.remove_model(self.name)

@@ -1,0 +1,198 @@
+"""Decoding speed of whole batches on random weights, plain and with a draft model at a forced acceptance length.
+
+    python scripts/bench_e2e.py [--target llama-8b] [--drafter llama-1b] [--batch 1,4,16,64,128] [--k 4] [--length 3.4]
+
+Random prompts of 512 tokens, 256 out. decode tok/s = (tokens emitted - batch) / (time of the run - time of the same run
+asked for one token), the definition of the peers' figures. Every batch is run once to warm up. The acceptance length is
+forced by a verifier of this script that does the real work and then overrules it; nothing of that is in the product.
+Prints a table, then one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from specdec import LLM, SamplingParams
+from specdec.draft import Draft
+from specdec.kernels import accept, sample
+from specdec.rows import RowView
+from specdec.verify import Accepted, Verification
+
+LLAMA = {"vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
+SHAPES = {
+    "llama-8b": dict(
+        LLAMA, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+    ),
+    "llama-1b": dict(
+        LLAMA, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
+    ),
+    "smollm2-135m": dict(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
+    ),
+}  # fmt: skip
+
+
+class ForcedLength:
+    """Verifies as the coupled verifier does, then accepts as many drafts as give the wanted mean length."""
+
+    def __init__(self, vocab_size: int, length: float):
+        self.vocab_size, self.length = vocab_size, length
+
+    def accept(self, logits: Tensor, verification: Verification, draft: Draft, view: RowView) -> Accepted:
+        packed, row = verification.packed, verification.row
+        drawn = sample(
+            logits,
+            packed.positions + 1,
+            view.sampling,
+            rows=row,
+            noise=view.noise,
+            filters=view.filters,
+            vocab_size=self.vocab_size,
+        )
+        if draft.token_ids.shape[1]:
+            mean = self.length - 1
+            dice = ((view.num_tokens * 2654435761 + view.index * 40503) >> 7) % 1000  # varies by row and round
+            keep = int(mean) + (dice < 1000 * (mean - int(mean))).long()
+            depth = torch.arange(len(drawn), device=drawn.device) - packed.cu_seqlens_q[row]
+            at = draft.token_ids[row, depth.clamp(0, draft.token_ids.shape[1] - 1)]
+            other = torch.where(drawn == at, (drawn + 1) % self.vocab_size, drawn)
+            drawn = torch.where(depth < keep[row], at, torch.where(depth == keep[row], other, drawn))
+        return Accepted(
+            *accept(
+                drawn,
+                draft.token_ids,
+                verification.num_drafts,
+                packed.cu_seqlens_q,
+                view.stop_ids,
+                verification.running,
+            )
+        )
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SHAPES[name]))
+        torch.set_default_dtype(torch.float32)
+    return model.eval()
+
+
+def seconds(llm: LLM, prompts: list[list[int]], tokens: int, k: int) -> tuple[float, list]:
+    llm.reset_prefix_cache()
+    params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, k=k)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, outputs
+
+
+def measure(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> dict:
+    generator = torch.Generator().manual_seed(batch)
+    prompts = torch.randint(10, llm.vocab_size, (batch, args.input), generator=generator).tolist()
+    warm = time.perf_counter()
+    seconds(llm, prompts, 24, k)
+    warm = time.perf_counter() - warm
+    one, _ = seconds(llm, prompts, 1, k)
+    whole, outputs = seconds(llm, prompts, args.output, k)
+    emitted = sum(len(o.token_ids) for o in outputs)
+    rounds = max(o.stats.rounds for o in outputs)
+    return {
+        "batch": batch,
+        "k": k,
+        "decode_tok_s": (emitted - batch) / (whole - one),
+        "acceptance_length": sum(o.stats.acceptance_length for o in outputs) / batch,
+        "round_ms": 1e3 * (whole - one) / rounds,
+        "prefill_s": one,
+        "warm_s": warm,
+        "errors": [repr(o.error) for o in outputs if o.error][:1],
+    }
+
+
+def profile(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> None:
+    """Where a round's time goes: kernels by total time, and how long the device sat idle between the first and last."""
+    prompts = torch.randint(10, llm.vocab_size, (batch, args.input)).tolist()
+    seconds(llm, prompts, 2, k)
+    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, k=k)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
+        outputs = llm.generate(prompts, params)
+        torch.cuda.synchronize()
+    rounds = max(o.stats.rounds for o in outputs)
+    events = [e for e in prof.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events)[len(events) // 4 :]
+    busy = sum(b - a for a, b in spans)
+    whole = spans[-1][1] - spans[0][0]
+    print(
+        f"batch {batch} k {k}: {len(events) / rounds:.0f} kernels a round, device idle {100 * (1 - busy / whole):.1f} %"
+    )
+    totals: dict[str, list[float]] = {}
+    for e in events:
+        total = totals.setdefault(e.name[:90], [0, 0.0])
+        total[0] += 1
+        total[1] += e.time_range.end - e.time_range.start
+    for name, (count, us) in sorted(totals.items(), key=lambda item: -item[1][1])[:28]:
+        print(f"{us / rounds:9.1f} us {count / rounds:7.1f} x  {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="llama-8b", choices=SHAPES)
+    parser.add_argument("--drafter", default="llama-1b", help="a shape, lookup or none")
+    parser.add_argument("--batch", default="1,4,16,64,128")
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--length", type=float, default=3.4)
+    parser.add_argument("--input", type=int, default=512)
+    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    drafter = build(args.drafter) if args.drafter in SHAPES else None if args.drafter == "none" else args.drafter
+    start = time.perf_counter()
+    llm = LLM(
+        build(args.target), drafter=drafter, k=args.k, max_model_len=1024, max_rows=128, prompt_budget=8192,
+        compile=not args.no_compile, graphs=not args.no_graphs,
+    )  # fmt: skip
+    if args.drafter in SHAPES:
+        llm.engine.round.verifier = ForcedLength(llm.vocab_size, args.length)
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0, k=0))
+    print(f"start to first token {time.perf_counter() - start:.1f} s", flush=True)
+    rows = []
+    for batch in map(int, args.batch.split(",")):
+        for k in (0, args.k) if drafter is not None else (0,):
+            rows.append(measure(llm, batch, k, args))
+            print(rows[-1], flush=True)
+            if args.profile:
+                profile(llm, batch, k, args)
+    table = Table("batch", "k", "decode tok/s", "acceptance length (controlled)", "ms per round", "warm-up s")
+    for r in rows:
+        table.add_row(
+            str(r["batch"]), str(r["k"]), f"{r['decode_tok_s']:.0f}", f"{r['acceptance_length']:.2f}",
+            f"{r['round_ms']:.2f}", f"{r['warm_s']:.1f}",
+        )  # fmt: skip
+    Console().print(table)
+    device = torch.cuda.get_device_name()
+    line = json.dumps(
+        {"target": args.target, "drafter": args.drafter, "device": device, "torch": torch.__version__, "rows": rows}
+    )
+    print(line)
+    if args.json:
+        with open(args.json, "w") as file:
+            file.write(line + "\n")
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Rounds as CUDA graphs: one graph for each row bucket and shape, from the first draft step to the updated rows."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specdec.round import Round, RoundResult, RoundShape
+from specdec.rows import upload
+
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+@dataclass(slots=True)
+class _Captured:
+    """graph replays the round of the rows in `index` [bucket] int64, -1 for padding, into `result`."""
+
+    graph: torch.cuda.CUDAGraph
+    index: Tensor
+    result: RoundResult
+
+
+class RoundGraphs:
+    """Runs rounds by replay, capturing each (row bucket, shape) at its first use.
+
+    A capture that fails is reported once and its shape runs step by step from then on: slower, the same tokens.
+    """
+
+    def __init__(self, round_: Round):
+        self.round = round_
+        self.captures = 0
+        self._graphs: dict[tuple[int, RoundShape], _Captured | None] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
+        """One round of `rows`. `shape.tokens` counts from the bucket's rows on: drafts are what exceeds len(rows)."""
+        bucket = row_bucket(len(rows))
+        shape = replace(shape, tokens=shape.tokens - len(rows) + bucket) if shape.tokens else shape
+        key = (bucket, shape)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(bucket, shape)
+        index = upload(torch.tensor(rows + [-1] * (bucket - len(rows))), self.round.rows.device)
+        captured = self._graphs[key]
+        if captured is None:
+            return self.round.run(index.to(self.round.rows.device, non_blocking=True), shape)
+        captured.index.copy_(index, non_blocking=True)
+        captured.graph.replay()
+        return captured.result
+
+    def _capture(self, bucket: int, shape: RoundShape) -> _Captured | None:
+        """Capture on the spare row alone: what a warm-up round writes there nobody reads."""
+        index = torch.full((bucket,), -1, dtype=torch.int64, device=self.round.rows.device)
+        try:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):  # compiles kernels and layers, and lets libraries make their workspaces
+                    self.round.run(index, shape)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = self.round.run(index, shape)
+        except Exception as error:
+            torch.cuda.synchronize()
+            warnings.warn(
+                f"a round of {bucket} rows could not be captured, it runs step by step: {error!r}", stacklevel=2
+            )
+            return None
+        self.captures += 1
+        return _Captured(graph, index, result)
+
+
+def row_bucket(rows: int) -> int:
+    """The rows that a graph for `rows` rows has."""
+    return next((b for b in ROW_BUCKETS if b >= rows), -(-rows // 64) * 64)
