@@ -22,7 +22,7 @@ LAYERS = [
     ["draft"],
     ["verify"],
     ["round"],
-    ["scheduler"],
+    ["graphs", "scheduler"],
     ["engine"],
     ["output < limits < worker < llm"],
     ["hf", "bench"],
