@@ -194,10 +194,10 @@ class Engine:
             self.stats.prompt_tokens += sum(c.end - c.start for c in chunks)
             for c in chunks:
                 c.seq.target_len = c.end
-        if self.draft_model is None or self.drafter is None:
+        if not isinstance(self.drafter, ModelDrafter):
             return
         chunks = self.scheduler.drafter_chunks(self.drafter.window)
-        if self._extend(self.draft_model, chunks):
+        if self._extend(self.drafter.model, chunks):
             self.stats.drafter_tokens += sum(c.end - c.start for c in chunks)
             for c in chunks:
                 c.seq.drafter_len = c.end

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from specdec.kvpool import KVPool, KVSpec
 
 CPU_ROWS, CUDA_ROWS = 16, 256
-_CPU_BYTES = 4 << 30
+_CPU_BYTES = 1 << 30
 _CUDA_SHARE = 0.85
 """Of the device memory that is free once the weights are there; the rest is for activations, logits and graphs."""
 
@@ -55,10 +55,10 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
             f"max_model_len: expected at most {positions}, the model's positions, got {wishes.max_model_len}"
         )
     length = wishes.max_model_len or positions or 4096
-    # A drafter with fewer positions than the target is cut to its own; it drafts no further than they reach.
-    rows = wishes.max_rows or (CPU_ROWS if specs[0].device.type == "cpu" else CUDA_ROWS)
+    device = torch.device(specs[0].device)
+    rows = wishes.max_rows or (CPU_ROWS if device.type == "cpu" else CUDA_ROWS)
     block_bytes = KVPool.bytes_per_block_of(specs, wishes.block_size)
-    memory = wishes.kv_memory or _free_bytes(specs[0].device)
+    memory = wishes.kv_memory or _free_bytes(device)
     blocks = min(memory // block_bytes, rows * -(-length // wishes.block_size))
     if blocks < 1:
         raise ValueError(f"kv_memory: expected at least {block_bytes} bytes, one block of KV, got {memory}")

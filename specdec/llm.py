@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -113,7 +113,7 @@ class LLM:
         """
         batch = _as_batch(prompts)
         if batch is None:
-            return self._collect([self.submit(prompts, params)], progress)
+            return self._collect([self.submit(cast(Prompt, prompts), cast(SamplingParams | None, params))], progress)
         each = params if isinstance(params, list) else [params] * len(batch)
         if len(each) != len(batch):
             raise ValueError(f"params: expected one for each of {len(batch)} prompts, got {len(each)}")
@@ -130,7 +130,8 @@ class LLM:
         """`generate` on one conversation, or a list of them, through the tokenizer's chat template."""
         if messages and isinstance(messages[0], dict):
             return self.generate(self.chat_ids(messages), params, progress=progress)
-        return self.generate([self.chat_ids(m) for m in messages], params, progress=progress)
+        each: list[Prompt] = [self.chat_ids(cast(list[Message], m)) for m in messages]
+        return self.generate(each, params, progress=progress)
 
     def chat_ids(self, messages: list[Message]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. The template brings its own BOS."""
@@ -251,7 +252,7 @@ class LLM:
         return params.resolve(self.model.generation_config, seed)
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return None if self.tokenizer is None else Detokenizer(self.tokenizer, params.stop)
+        return None if self.tokenizer is None else Detokenizer(self.tokenizer, tuple(params.stop))
 
     def _submit_or_fail(self, prompt: Prompt, params: SamplingParams | None, index: int) -> Handle | Output:
         try:

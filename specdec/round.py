@@ -118,9 +118,9 @@ class Round:
         rows.num_tokens[view.index] = num_tokens
         rows.drafter_len[view.index] = drafter_len
         rows.active[view.index] = view.active & ~finished
-        columns = (emitted, verification.num_drafts, accepted.num_accepted, draft.counts, drafter_len)
+        counts = (emitted, verification.num_drafts, accepted.num_accepted, draft.counts, drafter_len)
         flags = (verification.running, finished, accepted.failed)
-        columns = torch.stack([c.long() for c in (*columns, *flags)], 1)
+        columns = torch.stack([c.long() for c in (*counts, *flags)], 1)
         return RoundResult(torch.cat([columns, accepted.token_ids.long()], 1))
 
 

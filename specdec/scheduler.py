@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specdec.kvpool import KVPool, prefix_keys
+from specdec.kvpool import BlockTable, KVPool, prefix_keys
 from specdec.rows import Rows
 from specdec.sequence import Sequence, Status
 
@@ -104,7 +104,7 @@ class Scheduler:
         self.placed[seq.row] = seq
         return True
 
-    def _fork(self, seq: Sequence, copies: list[tuple[int, int]]):
+    def _fork(self, seq: Sequence, copies: list[tuple[int, int]]) -> BlockTable | None:
         """Share the prompt of a running parent; the block that both would write into is copied."""
         parent, known = seq.parent, seq.prompt_len - 1
         if parent is None or parent.status is not Status.RUNNING or len(seq) != seq.prompt_len or known == 0:
@@ -122,7 +122,7 @@ class Scheduler:
         seq.num_published = known // table.block_size
         return table
 
-    def _from_prefix(self, seq: Sequence):
+    def _from_prefix(self, seq: Sequence) -> BlockTable:
         """A table that begins with what is cached of the sequence's tokens."""
         table = self.pool.new_table()
         table.blocks += self.pool.allocator.lookup(self._extend_keys(seq))
@@ -154,7 +154,8 @@ class Scheduler:
         """
         if not self.has_drafter:
             return []
-        chunks, budget, writing = [], self.prompt_budget, set()
+        chunks: list[Chunk] = []
+        budget, writing = self.prompt_budget, set[int]()
         for seq in self.sequences:
             known = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
             behind = seq.drafter_len < known if seq.status is Status.EXTENDING else seq.drafter_len < len(seq) - lag

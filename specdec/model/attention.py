@@ -107,7 +107,7 @@ def attention(
     if isinstance(_current, Recording):
         _current.calls.append((module, _spec(module, k, v, len(_current.calls))))
         return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[-1]), None
-    layer: LayerKV = module.specdec_kv
+    layer: LayerKV = module.specdec_kv  # type: ignore[assignment]
     k_cache, v_cache = layer.caches[_ordinal(module, layer)]
     window = kwargs.get("sliding_window", _UNSET)
     run = torch.ops.specdec.attend if torch.compiler.is_compiling() else attend
@@ -145,7 +145,7 @@ def attend(
         raise RuntimeError(f"a model was set to {NAME!r} outside of a paged forward")
     step.calls += 1
     store_kv(k, v, k_cache, v_cache, step.slot_mapping)
-    return paged_attention(
+    return paged_attention(  # type: ignore[return-value]
         q,
         k_cache,
         v_cache,

@@ -33,7 +33,7 @@ class Fused:
             linear.weight.data = weight
             if self.bias is not None:
                 linear.bias.data = self.bias.split(self.sizes)[i]
-            linear.forward = self._forward_of(i, linear)
+            linear.forward = self._forward_of(i, linear)  # type: ignore[method-assign, assignment]
 
     def detach(self) -> None:
         for linear in self.linears:
@@ -90,7 +90,7 @@ class LinearWatch:
             hook.remove()
 
     def _note(self, linear: nn.Module, args: tuple) -> None:
-        if len(args) == 1:
+        if len(args) == 1 and isinstance(linear, nn.Linear):
             self._seen.append((args[0], linear))
 
     def groups(self) -> list[list[nn.Linear]]:

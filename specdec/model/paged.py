@@ -7,6 +7,7 @@ sequences, rounds and blocks are the business of others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +52,8 @@ def slots(block_table: Tensor, row: Tensor, positions: Tensor, write: Tensor, bl
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 
-    fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py). Raises ValueError for a model that paging can't
-    serve: recurrent or convolution state, no AttentionInterface.
+    fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py).
+    Raises ValueError for a model that paging can't serve: recurrent or convolution state, no AttentionInterface.
     """
 
     def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
@@ -76,6 +77,10 @@ class PagedModel:
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
 
+    @overload
+    def extend(self, packed: Packed, *, logits: Literal[True] = True) -> Tensor: ...
+    @overload
+    def extend(self, packed: Packed, *, logits: Literal[False]) -> None: ...
     @torch.inference_mode()
     def extend(self, packed: Packed, *, logits: bool = True) -> Tensor | None:
         """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`.
@@ -120,7 +125,7 @@ class PagedModel:
         for (module, _), cache in zip(self._calls, caches, strict=True):
             layers.setdefault(module, LayerKV([], window_of(module))).caches.append(cache)
         for module, layer in layers.items():
-            module.specdec_kv = layer
+            module.specdec_kv = layer  # type: ignore[assignment]
 
 
 def kv_specs(model: PreTrainedModel) -> list[KVSpec]:

@@ -44,7 +44,8 @@ def test_gumbel_depends_on_seed_position_and_token_alone():
     seeds, positions, ids = torch.tensor([7, -7, 2**62]), torch.tensor([0, 5, 2**31 - 1]), torch.arange(131)
     all_at_once = gumbel(seeds[:, None, None], positions[:, None], ids)
     assert all_at_once.shape == (3, 3, 131) and all_at_once.dtype == torch.float32
-    assert all_at_once.unique().numel() == 3 * 3 * 131
+    # Of 1179 fp32 values a few may coincide by rounding; shared noise would leave a third of them or fewer.
+    assert all_at_once.unique().numel() > 3 * 3 * 131 - 10
     for s, p, v in ((0, 0, 0), (1, 2, 130), (2, 1, 63)):
         assert gumbel(seeds[s], positions[p], ids[v]) == all_at_once[s, p, v]
 

@@ -29,7 +29,9 @@ def plain_filter(x, z, top_k, top_p, min_p):
     if 0 < top_k < x.numel():
         kept &= x >= x.sort(descending=True).values[top_k - 1]
     p = torch.where(kept, z.double(), -math.inf).softmax(0)
-    above = torch.tensor([float(p[x > value].sum()) for value in x])
+    values, order = x.sort(descending=True)
+    mass = torch.nn.functional.pad(p[order].cumsum(0), (1, 0))
+    above = mass[torch.searchsorted(-values, -x)]  # of what is strictly greater
     kept &= (above < top_p) | (x == x.max())
     return kept & (p >= min_p * p.max())
 
