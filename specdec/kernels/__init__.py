@@ -9,7 +9,7 @@ from specdec.kernels.merge import merge_states
 from specdec.kernels.paged_attention import paged_attention
 from specdec.kernels.plan import AttentionPlan, plan_attention
 from specdec.kernels.sample import Sampling, sample
-from specdec.kernels.store_kv import store_kv
+from specdec.kernels.store_kv import move_kv, store_kv
 
 __all__ = [
     "AttentionPlan",
@@ -17,6 +17,7 @@ __all__ = [
     "accept",
     "match",
     "merge_states",
+    "move_kv",
     "paged_attention",
     "plan_attention",
     "sample",

@@ -221,107 +221,6 @@ def _clear_padding(
 
 
 @triton.jit
-def attention_kernel(
-    Q, K, V, O, LSE, HEAD, ITEMS, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
-    SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
-    scale, softcap, window, total_tokens, table_width, s_table, s_tree,
-    sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
-    H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr,
-):  # fmt: skip
-    """The programs share the items times KV heads of the table among them; heads of one item run side by side.
-
-    FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does.
-    """
-    _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)
-    for i in range(tl.program_id(0), tl.load(HEAD + NUM_ITEMS) * H_KV, tl.num_programs(0)):
-        work = tl.cast(i, tl.int64)
-        item, head = ITEMS + work // H_KV * ITEM, work % H_KV
-        row, q_start, q_len = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN)
-        kv_len, q_tile, slot = tl.load(item + KV_LEN), tl.load(item + Q_TILE), tl.load(item + SLOT)
-        first, last = tl.load(item + FIRST), tl.load(item + LAST)
-
-        # Query rows.
-        local = tl.arange(0, BLOCK_M)
-        query = (q_tile * BLOCK_M + local) // G
-        heads = head * G + (q_tile * BLOCK_M + local) % G
-        mask = query < q_len
-        tokens = (q_start + query).to(tl.int64)
-        d = tl.arange(0, D_PAD)
-        q_at = Q + (tokens * sq_t + heads * sq_h)[:, None] + d[None, :]
-        q = tl.load(q_at, mask=mask[:, None] & (d < D)[None, :], other=0.0)
-        q_from = kv_len - q_len
-        qpos = q_from + query
-        words, slopes = None, None
-        is_tree = False
-        if TREE is not None:
-            is_tree = q_len <= 64 * TREE_WORDS
-            words = _tree_words(TREE, s_tree, tokens, mask, TREE_WORDS)
-            qpos = tl.where(is_tree, q_from + _depth(words), qpos)
-        if SLOPES is not None:
-            slopes = tl.load(SLOPES + heads, mask=mask, other=0.0)
-
-        # Score units: raw products, unless something is added to them or bends them.
-        key_scale = scale if K_SCALE is None else scale * tl.load(K_SCALE + head)
-        plain: tl.constexpr = softcap is None and SLOPES is None
-        factor = tl.full([BLOCK_M], 1.0, tl.float32) * (key_scale * LOG2E if plain else LOG2E)
-
-        # Key tiles [first, last): masked at the window's edge, then full, then masked at the diagonal.
-        _, stop = visible_range(q_len, kv_len, q_tile, window, G, BLOCK_M, CAUSAL, WINDOW, 64 * TREE_WORDS)
-        full_end = stop
-        if CAUSAL:
-            full_end = tl.maximum(q_from + tl.where(is_tree, 0, q_tile * BLOCK_M // G + 1), 0)
-        full_end = tl.minimum(tl.maximum(full_end // BLOCK_N, first), last)
-        full_start = first
-        if WINDOW:
-            last_q = tl.minimum((q_tile * BLOCK_M + BLOCK_M - 1) // G, q_len - 1)
-            edge = tl.maximum(q_from + last_q - window + 1, 0)
-            full_start = tl.minimum(tl.maximum(tl.cdiv(edge, BLOCK_N), first), last)
-            full_end = tl.maximum(full_end, full_start)
-        table = TABLE + row.to(tl.int64) * s_table
-        last_page = tl.minimum(tl.cdiv(stop, PAGE), table_width) - 1
-        n = tl.arange(0, BLOCK_N)
-        ids = tl.load(
-            table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page), mask=n < tl.where(first < last, BLOCK_N, 0), other=0
-        )
-        k_head, v_head = K + head * sk_h, V + head * sv_h
-        m = tl.full([BLOCK_M], EMPTY, tl.float32)
-        l = tl.zeros([BLOCK_M], tl.float32)
-        acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
-        for phase in tl.static_range(0 if WINDOW else 1, 3):
-            begin = first if phase == 0 else (full_start if phase == 1 else full_end)
-            end = full_start if phase == 0 else (full_end if phase == 1 else last)
-            acc, m, l, ids = _tiles(
-                acc, m, l, ids, q, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
-                k_head, v_head, table, last_page, sk_b, sk_t, sv_b, sv_t,
-                D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, UPCAST,
-            )  # fmt: skip
-
-        lse = tl.where(l == 0.0, EMPTY, m * factor + tl.log2(tl.where(l == 0.0, 1.0, l)))
-        o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
-        if V_SCALE is not None:
-            o *= tl.load(V_SCALE + head)
-        if slot < 0:
-            _store(O, LSE, SINKS, o, lse, tokens, heads, mask, so_t, so_h, H_KV * G, DV)
-        else:
-            part = (slot.to(tl.int64) * H_KV + head) * BLOCK_M + local
-            tl.store(PARTIAL_LSE + part, lse, mask=mask)
-            tl.store(PARTIAL_O + part[:, None] * DV_PAD + tl.arange(0, DV_PAD)[None, :], o, mask=mask[:, None])
-            if FUSED:
-                pair = tl.load(item + PAIR)
-                splits = tl.load(PAIRS + pair.to(tl.int64) * PAIR_COLUMNS + PAIR_SPLITS)
-                counter = COUNTERS + pair * H_KV + head
-                tl.debug_barrier()  # all of this program's stores come before its tick
-                if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
-                    tl.store(counter, 0)  # ready for the next layer
-                    _reduce(
-                        PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, 0, so_t, so_h,
-                        H_KV, G, DV, DV_PAD, BLOCK_M, BLOCK_M,
-                    )  # fmt: skip
-
-
-@triton.jit
 def _tree_words(TREE, s_tree, tokens, mask, TREE_WORDS: tl.constexpr):
     """The bit rows of a tile's queries, a tuple of TREE_WORDS [BLOCK_M] int64."""
     words = ()
@@ -337,3 +236,136 @@ def _depth(words):
     for w in tl.static_range(1, len(words)):
         depth += _popcount(words[w])
     return depth.to(tl.int32) - 1
+
+
+@triton.jit
+def _item(
+    ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+    SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+    scale, softcap, window, table_width, s_table, s_tree,
+    sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
+    H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One item for one KV head: `work` numbers items times heads, so that heads of one item run side by side."""
+    item, head = ITEMS + work // H_KV * ITEM, work % H_KV
+    row, q_start, q_len = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN)
+    kv_len, q_tile, slot = tl.load(item + KV_LEN), tl.load(item + Q_TILE), tl.load(item + SLOT)
+    first, last = tl.load(item + FIRST), tl.load(item + LAST)
+
+    # Query rows.
+    local = tl.arange(0, BLOCK_M)
+    query = (q_tile * BLOCK_M + local) // G
+    heads = head * G + (q_tile * BLOCK_M + local) % G
+    mask = query < q_len
+    tokens = (q_start + query).to(tl.int64)
+    d = tl.arange(0, D_PAD)
+    q_at = Q + (tokens * sq_t + heads * sq_h)[:, None] + d[None, :]
+    q = tl.load(q_at, mask=mask[:, None] & (d < D)[None, :], other=0.0)
+    q_from = kv_len - q_len
+    qpos = q_from + query
+    words, slopes = None, None
+    is_tree = False
+    if TREE is not None:
+        is_tree = q_len <= 64 * TREE_WORDS
+        words = _tree_words(TREE, s_tree, tokens, mask, TREE_WORDS)
+        qpos = tl.where(is_tree, q_from + _depth(words), qpos)
+    if SLOPES is not None:
+        slopes = tl.load(SLOPES + heads, mask=mask, other=0.0)
+
+    # Score units: raw products, unless something is added to them or bends them.
+    key_scale = scale if K_SCALE is None else scale * tl.load(K_SCALE + head)
+    plain: tl.constexpr = softcap is None and SLOPES is None
+    factor = tl.full([BLOCK_M], 1.0, tl.float32) * (key_scale * LOG2E if plain else LOG2E)
+
+    # Key tiles [first, last): masked at the window's edge, then full, then masked at the diagonal.
+    _, stop = visible_range(q_len, kv_len, q_tile, window, G, BLOCK_M, CAUSAL, WINDOW, 64 * TREE_WORDS)
+    full_end = stop
+    if CAUSAL:
+        full_end = tl.maximum(q_from + tl.where(is_tree, 0, q_tile * BLOCK_M // G + 1), 0)
+    full_end = tl.minimum(tl.maximum(full_end // BLOCK_N, first), last)
+    full_start = first
+    if WINDOW:
+        last_q = tl.minimum((q_tile * BLOCK_M + BLOCK_M - 1) // G, q_len - 1)
+        edge = tl.maximum(q_from + last_q - window + 1, 0)
+        full_start = tl.minimum(tl.maximum(tl.cdiv(edge, BLOCK_N), first), last)
+        full_end = tl.maximum(full_end, full_start)
+    table = TABLE + row.to(tl.int64) * s_table
+    last_page = tl.minimum(tl.cdiv(stop, PAGE), table_width) - 1
+    n = tl.arange(0, BLOCK_N)
+    ids = tl.load(
+        table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page), mask=n < tl.where(first < last, BLOCK_N, 0), other=0
+    )
+    k_head, v_head = K + head * sk_h, V + head * sv_h
+    m = tl.full([BLOCK_M], EMPTY, tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    for phase in tl.static_range(0 if WINDOW else 1, 3):
+        begin = first if phase == 0 else (full_start if phase == 1 else full_end)
+        end = full_start if phase == 0 else (full_end if phase == 1 else last)
+        acc, m, l, ids = _tiles(
+            acc, m, l, ids, q, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
+            k_head, v_head, table, last_page, sk_b, sk_t, sv_b, sv_t,
+            D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, UPCAST,
+        )  # fmt: skip
+
+    lse = tl.where(l == 0.0, EMPTY, m * factor + tl.log2(tl.where(l == 0.0, 1.0, l)))
+    o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+    if V_SCALE is not None:
+        o *= tl.load(V_SCALE + head)
+    if slot < 0:
+        _store(O, LSE, SINKS, o, lse, tokens, heads, mask, so_t, so_h, H_KV * G, DV)
+    else:
+        part = (slot.to(tl.int64) * H_KV + head) * BLOCK_M + local
+        tl.store(PARTIAL_LSE + part, lse, mask=mask)
+        tl.store(PARTIAL_O + part[:, None] * DV_PAD + tl.arange(0, DV_PAD)[None, :], o, mask=mask[:, None])
+        if FUSED:
+            pair = tl.load(item + PAIR)
+            splits = tl.load(PAIRS + pair.to(tl.int64) * PAIR_COLUMNS + PAIR_SPLITS)
+            counter = COUNTERS + pair * H_KV + head
+            tl.debug_barrier()  # all of this program's stores come before its tick
+            if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
+                tl.store(counter, 0)  # ready for the next layer
+                _reduce(
+                    PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, 0, so_t, so_h,
+                    H_KV, G, DV, DV_PAD, BLOCK_M, BLOCK_M,
+                )  # fmt: skip
+
+
+@triton.jit
+def attention_kernel(
+    Q, K, V, O, LSE, HEAD, ITEMS, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+    SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+    scale, softcap, window, total_tokens, table_width, s_table, s_tree,
+    sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
+    H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr, PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """One program per item and KV head, or PERSISTENT: fewer programs, which share a table of unknown length.
+
+    FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does.
+    """
+    _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)
+    works = tl.load(HEAD + NUM_ITEMS) * H_KV
+    if PERSISTENT:
+        for i in range(tl.program_id(0), works, tl.num_programs(0)):
+            work = tl.cast(i, tl.int64)
+            _item(
+                ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+                SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+                scale, softcap, window, table_width, s_table, s_tree,
+                sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
+                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
+            )  # fmt: skip
+    else:  # without the loop the compiler needs a quarter fewer registers
+        if tl.program_id(0) < works:
+            work = tl.program_id(0).to(tl.int64)
+            _item(
+                ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+                SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+                scale, softcap, window, table_width, s_table, s_tree,
+                sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
+                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
+            )  # fmt: skip

@@ -47,6 +47,9 @@ def _fits(got: Sequence[int], shape: Sequence[int | None]) -> bool:
 
 
 def check_caches(k_cache: Tensor, v_cache: Tensor, dtypes: Sequence[torch.dtype], device: torch.device) -> None:
-    """Raise ValueError unless the caches are [num_blocks, block_size, Hkv, D] and [..., Dv] of one dtype of `dtypes`."""
-    check("k_cache", k_cache, (None, None, None, None), dtypes, device, unit_stride=True)
-    check("v_cache", v_cache, (*k_cache.shape[:3], None), (k_cache.dtype,), device, unit_stride=True)
+    """Raise ValueError unless the caches are [..., num_blocks, block_size, Hkv, D] and Dv, of one dtype of `dtypes`."""
+    shape = k_cache.shape if k_cache.ndim in (4, 5) else (None,) * 4
+    check("k_cache", k_cache, shape, dtypes, device, unit_stride=True)
+    check("v_cache", v_cache, (*shape[:-1], None), (k_cache.dtype,), device, unit_stride=True)
+    if k_cache.dtype == FP8 and k_cache.is_cuda and torch.cuda.get_device_capability(device) < (8, 9):
+        raise ValueError(f"k_cache: expected a dtype other than {FP8} on a GPU below compute capability 8.9, got it")

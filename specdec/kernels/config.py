@@ -1,4 +1,4 @@
-"""Launch configurations: a small table by head dim, query rows and the caches' dtype. Nothing is tried at run time."""
+"""Launch configurations: a small table by head dim, query rows, dtype and shared memory. Nothing is tried at run time."""
 
 from __future__ import annotations
 
@@ -20,11 +20,54 @@ class Config(NamedTuple):
     fused: bool  # splits are reduced by the program that ends last, not by a second kernel
 
 
-def config_for(rows: int, dim: int, q_dtype: torch.dtype, kv_bytes: int, shared_memory: int) -> Config:
-    """The configuration for up to `rows` query rows of a sequence, at head dim `dim` padded to a power of two."""
-    block_m = 16 if rows <= 16 else 64 if rows <= 64 else 128
-    block_n = max(16, min(128, 64 * 256 // (dim * kv_bytes)))
-    return Config(block_m, block_n, 4 if block_m < 128 else 8, 3, 2, block_m == 16)
+# By padded head dim: up to 16 query rows, up to 64, more. 17 to 64 rows share the 64-row tile, the smallest of wgmma: a
+# 32-row one was slower at 32 rows than that one at 64.
+_LARGE = {
+    64: (Config(16, 128, 4, 3, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 128, 8, 2, 2, False)),
+    128: (Config(16, 64, 4, 3, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 64, 8, 3, 1, False)),
+    256: (Config(16, 32, 4, 3, 2, True), Config(64, 32, 8, 3, 2, False), Config(128, 32, 8, 2, 1, False)),
+    512: (Config(16, 16, 8, 3, 2, True),) * 3,
+}
+
+# For 99 KB of shared memory, and where no instruction multiplies from shared memory, so that tiles live in registers.
+_SMALL = {
+    64: (Config(16, 128, 4, 3, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 64, 8, 3, 2, False)),
+    128: (Config(16, 64, 4, 3, 2, True), Config(64, 32, 4, 3, 2, False), Config(128, 32, 8, 3, 1, False)),
+    256: (Config(16, 32, 4, 3, 2, True), Config(64, 32, 8, 2, 2, False), Config(64, 32, 8, 2, 1, False)),
+    512: (Config(16, 16, 8, 3, 2, True),) * 3,
+}
+
+# Products of fp32 run on the ordinary units, from registers: small tiles, many warps.
+_FP32 = {
+    64: (Config(16, 32, 8, 2, 2, True), Config(32, 16, 8, 2, 2, False), Config(64, 16, 8, 2, 2, False)),
+    128: (Config(16, 32, 8, 2, 2, True), Config(32, 16, 8, 2, 2, False), Config(32, 16, 8, 2, 2, False)),
+    256: (Config(16, 16, 8, 2, 2, True), Config(16, 16, 8, 2, 2, False), Config(16, 16, 8, 2, 2, False)),
+    512: (Config(16, 16, 8, 2, 2, True),) * 3,
+}
+
+TABLES = {"large": _LARGE, "small": _SMALL, "fp32": _FP32}
+
+LARGE_MEMORY = 200 * 1024
+
+
+def table_name(dtype: torch.dtype, shared_memory: int) -> str:
+    """The key in TABLES for queries of `dtype` on a GPU whose programs may have `shared_memory` bytes."""
+    if dtype == torch.float32:
+        return "fp32"
+    return "large" if shared_memory >= LARGE_MEMORY else "small"
+
+
+def config_for(rows: int, dim: int, dtype: torch.dtype, shared_memory: int) -> Config:
+    """The configuration for up to `rows` query rows of a sequence, at head dim `dim`. Raises ValueError above 512."""
+    table = TABLES[table_name(dtype, shared_memory)]
+    if dim > max(table):
+        raise ValueError(f"head dim: expected at most {max(table)}, got {dim}")
+    return table[max(64, padded(dim))][0 if rows <= 16 else 1 if rows <= 64 else 2]
+
+
+def padded(dim: int) -> int:
+    """The columns of a tile that holds `dim` of them: a power of two, and as many as a matrix product asks for."""
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 def device_limits(tensor: Tensor) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.backend import INTERPRETED, on_device
-from specdec.kernels.config import Config, config_for, device_limits
+from specdec.kernels.config import Config, config_for, device_limits, padded
 from specdec.kernels.options import Options
 from specdec.kernels.plan import AttentionPlan
 from specdec.kernels.plan_kernel import ITEM, PAIR_COLUMNS, plan_kernel
@@ -80,11 +80,10 @@ def _shape(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, options: Options, config: Config | None
 ) -> Shape:
     block_size, kv_heads, dim = k_cache.shape[1:]
-    group, v_dim = q.shape[1] // kv_heads, triton.next_power_of_2(v_cache.shape[3])
+    group, v_dim = q.shape[1] // kv_heads, padded(v_cache.shape[3])
     if config is None:
         rows = INVARIANT_ROWS if plan.split_size else plan.max_seqlen_q * group
-        widest = max(triton.next_power_of_2(dim), v_dim)
-        config = config_for(rows, widest, q.dtype, k_cache.element_size(), device_limits(q)[1])
+        config = config_for(rows, max(dim, v_cache.shape[3]), q.dtype, device_limits(q)[1])
     tree_words = 0 if options.tree_mask is None else options.tree_mask.shape[1]
     return Shape(
         config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words
@@ -110,10 +109,14 @@ def _bounds(plan: AttentionPlan, shape: Shape, workers: int) -> tuple[int, int, 
 
 
 def _plan(plan: AttentionPlan, shape: Shape) -> Work:
+    workers = device_limits(plan.seq_lens)[0] * shape.config.workers
+    return _fill(plan, shape, workers, _bounds(plan, shape, workers))
+
+
+def _fill(plan: AttentionPlan, shape: Shape, workers: int, bounds: tuple[int, int, int]) -> Work:
     """Allocate the table and launch the kernel that fills it."""
     config, device = shape.config, plan.seq_lens.device
-    workers = device_limits(plan.seq_lens)[0] * config.workers
-    items, pairs, slots = _bounds(plan, shape, workers)
+    items, pairs, slots = bounds
     ints = lambda *size: torch.empty(size, dtype=torch.int32, device=device)  # noqa: E731
     floats = lambda *size: torch.empty(size, dtype=torch.float32, device=device)  # noqa: E731
     partial = (slots, shape.kv_heads, config.block_m)
@@ -145,9 +148,10 @@ def _attend(shape: Shape, work: Work, tensors: tuple, plan: AttentionPlan, optio
         options.scale, options.softcap, shape.window or 0, shape.tokens, plan.block_table.shape[1],
         plan.block_table.stride(0), 0 if tree is None else tree.stride(0), *q.stride()[:2], *k_cache.stride()[:3],
         *v_cache.stride()[:3], *out.stride()[:2],
-        H_KV=shape.kv_heads, G=shape.group, D=dim, DV=v_cache.shape[3], D_PAD=triton.next_power_of_2(dim),
+        H_KV=shape.kv_heads, G=shape.group, D=dim, DV=v_cache.shape[3], D_PAD=padded(dim),
         DV_PAD=shape.v_dim, PAGE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, CAUSAL=shape.causal,
         WINDOW=shape.window is not None, TREE_WORDS=shape.tree_words, FUSED=config.fused, UPCAST=INTERPRETED,
+        PERSISTENT=plan.split_size is not None,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
 

@@ -38,7 +38,8 @@ def check_options(options: Options, q: Tensor, num_kv_heads: int, kv_dtype: torc
         raise ValueError(f"softcap: expected None or a number > 0, got {options.softcap}")
     if options.window is not None and options.window < 1:
         raise ValueError(f"window: expected None or at least 1 visible key, got {options.window}")
-    for name, count in (("sinks", q.shape[1]), ("alibi_slopes", q.shape[1]), ("k_scale", num_kv_heads), ("v_scale", num_kv_heads)):
+    counts = dict(sinks=q.shape[1], alibi_slopes=q.shape[1], k_scale=num_kv_heads, v_scale=num_kv_heads)
+    for name, count in counts.items():
         if (tensor := getattr(options, name)) is not None:
             check(name, tensor, (count,), (torch.float32,), q.device, unit_stride=True)
     if (options.k_scale is not None or options.v_scale is not None) and kv_dtype != FP8:

@@ -44,8 +44,9 @@ def paged_attention(
     also the natural log of the softmax denominator [T, Hq] fp32.
 
     seq_lens [R] int32 **includes the new tokens**; cu_seqlens_q [R + 1] int32 bounds each sequence's rows of q, and
-    `max_seqlen_q` is an upper bound of their number. Rows of q past cu_seqlens_q[-1] are padding, and come out as 0 with
-    lse -inf, as do queries that see no key. The last query sits at position seq_lens - 1 (bottom-right alignment).
+    `max_seqlen_q` is an upper bound of their number. The last query sits at position seq_lens - 1 (bottom-right
+    alignment). Rows of q past cu_seqlens_q[-1] are padding: like queries that see no key they come out as 0, with an lse
+    of -inf (of the sink's logit, where there are sinks).
 
     window: a key is seen iff query position - key position < window. softcap: scores become cap * tanh(score / cap).
     sinks [Hq] fp32: logits that join the denominator. alibi_slopes [Hq] fp32: scores get -slope * |distance|.
@@ -61,11 +62,10 @@ def paged_attention(
     (flash-decoding) at every number of queries and the queries of a group of heads packed into one tile of rows.
     """
     check("q", q, (None, None, None), FLOATS, unit_stride=True)
+    check("k_cache", k_cache, (None, None, None, q.shape[2]))
     check_caches(k_cache, v_cache, (q.dtype, FP8), q.device)
-    if q.shape[1] % k_cache.shape[2] or q.shape[2] != k_cache.shape[3]:
-        raise ValueError(
-            f"q: expected [T, a multiple of {k_cache.shape[2]} heads, {k_cache.shape[3]}], got {list(q.shape)}"
-        )
+    if q.shape[1] % k_cache.shape[2]:
+        raise ValueError(f"q: expected a multiple of {k_cache.shape[2]} heads, got {q.shape[1]}")
     if tree_mask is not None and tree_mask.ndim == 1:
         tree_mask = tree_mask[:, None]
     options = Options(scale, window, softcap, sinks, alibi_slopes, causal, tree_mask, k_scale, v_scale)

@@ -89,7 +89,7 @@ def empty_caches(
 
 
 def attention_fp64(case: Case) -> tuple[Tensor, Tensor]:
-    """(out, lse) in fp64, a sequence, a head and a query at a time."""
+    """(out, lse) in fp64, a sequence and a head at a time."""
     tokens, num_heads, _ = case.q.shape
     out = torch.zeros(tokens, num_heads, case.v_cache.shape[-1], dtype=torch.float64)
     sinks = case.options.get("sinks")
@@ -98,11 +98,17 @@ def attention_fp64(case: Case) -> tuple[Tensor, Tensor]:
         lse[:] = sinks.double()
     bounds = case.cu_seqlens_q.tolist()
     for r, kv in enumerate(case.seq_lens.tolist()):
-        start, stop = bounds[r], bounds[r + 1]
+        rows = slice(bounds[r], bounds[r + 1])
         k, v = (_sequence(case, r, kv, name) for name in ("k", "v"))
-        for t in range(start, stop):
-            for h in range(num_heads):
-                _one(case, (t, t - start, stop - start, kv, h), k, v, out, lse)
+        position, seen = _seen(case.keywords, rows, kv)
+        for h in range(num_heads if kv else 0):
+            head = h // (num_heads // k.shape[1])
+            scores = _scores(case.keywords, case.q[rows, h].double(), k[:, head], position, h)
+            scores = scores.masked_fill(~seen, -INF)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[h].double().expand(len(scores), 1)], 1)
+            lse[rows, h] = torch.logsumexp(scores, 1)
+            out[rows, h] = torch.softmax(scores, 1).nan_to_num()[:, :kv] @ v[:, head]  # NaN: a row that sees nothing
     return out, lse
 
 
@@ -113,36 +119,27 @@ def _sequence(case: Case, r: int, kv: int, name: str) -> Tensor:
     return x if scale is None else x * scale.double()[:, None]
 
 
-def _one(case: Case, where: tuple[int, int, int, int, int], k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
-    t, i, q_len, kv, h = where
-    keywords = case.keywords
-    group = case.q.shape[1] // case.k_cache.shape[2]
-    scores = k[:, h // group] @ case.q[t, h].double() * keywords["scale"]
+def _scores(keywords: dict[str, Any], q: Tensor, k: Tensor, position: Tensor, h: int) -> Tensor:
+    scores = q @ k.T * keywords["scale"]
     if (cap := keywords.get("softcap")) is not None:
         scores = cap * torch.tanh(scores / cap)
     if (slopes := keywords.get("alibi_slopes")) is not None:
-        distance = (kv - q_len + i - torch.arange(kv)).abs()
-        scores = scores - slopes[h].double() * distance
-    seen = [_sees(keywords, t, i, q_len, kv, j) for j in range(kv)]
-    if (sinks := keywords.get("sinks")) is not None:
-        scores, v = torch.cat([scores, sinks[h : h + 1].double()]), torch.cat([v, torch.zeros_like(v[:1])]) if kv else None
-        seen.append(True)
-    if not any(seen) or v is None:
-        return
-    index = torch.tensor(seen)
-    lse[t, h] = torch.logsumexp(scores[index], 0)
-    out[t, h] = torch.softmax(scores[index], 0) @ v[index, h // group]
+        scores = scores - slopes[h].double() * (position[:, None] - torch.arange(len(k))).abs()
+    return scores
 
 
-def _sees(keywords: dict[str, Any], t: int, i: int, q_len: int, kv: int, pos: int) -> bool:
-    first, window, words = kv - q_len, keywords.get("window"), keywords.get("tree_mask")
+def _seen(keywords: dict[str, Any], rows: slice, kv: int) -> tuple[Tensor, Tensor]:
+    """(position of each query [q_len], which of the kv keys it sees [q_len, kv])."""
+    q_len, words, window = rows.stop - rows.start, keywords.get("tree_mask"), keywords.get("window")
+    first, pos = kv - q_len, torch.arange(kv)
+    position = first + torch.arange(q_len)
+    seen = pos <= position[:, None] if keywords.get("causal", True) else torch.ones(q_len, kv, dtype=torch.bool)
     words = words[:, None] if words is not None and words.ndim == 1 else words
-    position, visible = first + i, pos <= first + i or not keywords.get("causal", True)
     if words is not None and q_len <= 64 * words.shape[1]:
-        bits = [(int(word) >> b) & 1 for word in words[t] for b in range(64)]
-        position = first + sum(bits) - 1
-        visible = pos < first or bool(bits[pos - first])
-    return visible and (window is None or position - pos < window)
+        bits = [[(int(word) >> b) & 1 for word in row for b in range(64)] for row in words[rows]]
+        position = torch.tensor([first + sum(row) - 1 for row in bits], dtype=torch.int64)
+        seen = torch.tensor([[p < first or bool(row[p - first]) for p in range(kv)] for row in bits]).view(q_len, kv)
+    return position, seen.bool() if window is None else seen & (position[:, None] - pos < window)
 
 
 def tree_of(parents: list[int]) -> Tensor:
@@ -150,7 +147,7 @@ def tree_of(parents: list[int]) -> Tensor:
     rows: list[int] = []
     for node, parent in enumerate(parents):
         rows.append((rows[parent] if parent >= 0 else 0) | 1 << node)
-    return torch.tensor([row - 2**64 if row >= 2**63 else row for row in rows])
+    return torch.tensor([row - 2**64 if row >= 2**63 else row for row in rows], dtype=torch.int64)
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

@@ -24,6 +24,17 @@ def store(pairs: tuple[tuple[Tensor, Tensor, Tensor | None], ...], slots: Tensor
         _put(x, cache, slots)
 
 
+def move(cache: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy slots source [P] of cache [num_blocks, block_size, Hkv, D] to slots target [P], all read before any is written."""
+    size = cache.shape[0] * cache.shape[1]
+    kept = (source >= 0) & (source < size) & (target >= 0) & (target < size)
+    source = torch.where(kept, source, 0).long()
+    cache = cache.view(torch.uint8) if cache.dtype == FP8 else cache
+    held = cache[source // cache.shape[1], source % cache.shape[1]]
+    slots, row = _kept(torch.where(kept, target, -1).long(), size)
+    _put(held if row is None else held[row], cache, slots)
+
+
 def quantised(x: Tensor, scale: Tensor | None) -> Tensor:
     """x [T, Hkv, D] over its head's scale, saturated: a cast alone doesn't saturate everywhere."""
     x = x.float() if scale is None else x.float() / scale[:, None]

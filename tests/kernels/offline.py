@@ -1,0 +1,102 @@
+"""Compile kernels for GPUs that are not there: registers, stack and shared memory of each, or the compiler's error.
+
+Run as a program it compiles a list of kernels, and prints a JSON line each. The tests run it so, since a process in which
+Triton's interpreter is on can't compile.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
+from specdec.kernels.config import padded
+from specdec.kernels.plan_kernel import plan_kernel
+
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+"""Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, table 21)."""
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def compile_for(kernel: Any, arch: int, types: dict[str, Any], warps: int = 4, stages: int = 3) -> dict[str, Any]:
+    """Compile `kernel` with its arguments typed as in `types`; a value that is no type string is a constant."""
+    names = kernel.arg_names
+    constants = {n: v for n, v in types.items() if not isinstance(v, str)}
+    signature = {n: "constexpr" if n in constants else types[n] for n in names}
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n[:2] in ("sq", "sk", "sv", "so")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
+    options = dict(num_warps=warps, num_stages=stages)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return dict(shared=compiled.metadata.shared) | _resources(compiled.asm["cubin"])
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return dict(registers=int(found[1]), stack=int(found[2]))
+
+
+def attention_types(
+    config: tuple, q: str = "bf16", kv: str | None = None, heads: tuple[int, int] = (8, 4), dims: tuple[int, int] = (128, 128),
+    page: int = 16, tree_words: int = 0, causal: bool = True, **present: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Types of attention_kernel's arguments. `present` overrides: SINKS="*fp32", window=True, softcap="fp32", LSE=None."""
+    block_m, block_n, _, _, _, fused = config
+    kv = kv or q
+    types: dict[str, Any] = dict.fromkeys(attention_kernel.arg_names, "i32")
+    types |= dict(Q=f"*{q}", K=f"*{kv}", V=f"*{kv}", O=f"*{q}", LSE="*fp32", PARTIAL_O="*fp32", PARTIAL_LSE="*fp32")
+    types |= dict.fromkeys(("HEAD", "ITEMS", "PAIRS", "COUNTERS", "TABLE"), "*i32")
+    types |= dict.fromkeys(("SINKS", "SLOPES", "TREE", "K_SCALE", "V_SCALE", "softcap")) | dict(scale="fp32")
+    types |= dict(H_KV=heads[0], G=heads[1], D=dims[0], DV=dims[1], D_PAD=padded(dims[0]), DV_PAD=padded(dims[1]))
+    types |= dict(PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=bool(present.pop("window", False)))
+    return types | dict(TREE_WORDS=tree_words, FUSED=fused, UPCAST=False, PERSISTENT=False) | present
+
+
+def reduce_types(config: tuple, q: str = "bf16", heads: tuple[int, int] = (8, 4), dim: int = 128) -> dict[str, Any]:
+    types: dict[str, Any] = dict(HEAD="*i32", PAIRS="*i32", PARTIAL_O="*fp32", PARTIAL_LSE="*fp32", O=f"*{q}")
+    types |= dict(LSE="*fp32", SINKS="*fp32", so_t="i32", so_h="i32", H_KV=heads[0], G=heads[1], DV=dim)
+    return types | dict(DV_PAD=padded(dim), BLOCK_M=config[0], ROWS=8)
+
+
+def plan_types(config: tuple, heads: tuple[int, int] = (8, 4), window: bool = True, fixed: bool = False) -> dict[str, Any]:
+    types: dict[str, Any] = {n: "*i32" if n.isupper() else "i32" for n in plan_kernel.arg_names}
+    types |= dict(H_KV=heads[0], G=heads[1], BLOCK_M=config[0], BLOCK_N=config[1], CAUSAL=True, WINDOW=window)
+    return types | dict(TREE_NODES=64, FIXED=fixed, BLOCK_R=256, BLOCK_I=128)
+
+
+KERNELS = {
+    "attention": (attention_kernel, attention_types),
+    "reduce": (reduce_kernel, reduce_types),
+    "plan": (plan_kernel, plan_types),
+}
+
+
+def main() -> None:
+    """Jobs from standard input, a JSON list of [kernel, arch, config, keywords of its types function]."""
+    for name, arch, config, keywords in json.load(sys.stdin):
+        kernel, types = KERNELS[name]
+        job = dict(kernel=name, arch=arch, config=config, keywords=keywords)
+        try:
+            result = compile_for(kernel, arch, types(config, **keywords), config[2], config[3])
+        except Exception as error:  # whatever the compiler raises is the result
+            result = dict(error=f"{type(error).__name__}: {error}"[:2000])
+        print(json.dumps(job | result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
