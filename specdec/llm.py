@@ -72,25 +72,24 @@ class LLM:
         self.seed, self._submitted = seed, 0
         kind, draft_model = self._find_drafter(drafter, trust_remote_code)
         self.k = _check_k(k, kind)
+        device = self.model.device
+        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), _on_gpu("graphs", graphs, device))
+        compiled = _on_gpu("compile", compile, device)
         models = [m for m in (self.model, draft_model) if m is not None]
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
-        pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
-        compiled = _on_gpu("compile", compile, self.model.device)
-        target = PagedModel(self.model, pool, TARGET, compiled=compiled)
-        rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, target.device)
         self.vocab_size = self.model.config.get_text_config().vocab_size
-        if draft_model is not None:
-            drafter = ModelDrafter(
-                PagedModel(draft_model, pool, DRAFTER, compiled=compiled), vocab_size=self.vocab_size
-            )
-        elif kind == "lookup":
-            drafter = LookupDrafter()
-        config = EngineConfig(
-            k=self.k,
-            prompt_budget=prompt_budget,
-            lag=_lag(lag, target.device),
-            graphs=_on_gpu("graphs", graphs, target.device),
-        )
+        pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
+        rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device)
+        target = PagedModel(self.model, pool, TARGET, compiled=compiled)
+        try:
+            if draft_model is not None:
+                paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled)
+                drafter = ModelDrafter(paged, vocab_size=self.vocab_size)
+            elif kind == "lookup":
+                drafter = LookupDrafter()
+        except BaseException:
+            target.close()  # the model object must be as it was
+            raise
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, CoupledVerifier(self.vocab_size), rows, drafter, config, salt)
         self._handles: set[Handle] = set()
@@ -181,10 +180,9 @@ class LLM:
 
     def close(self) -> None:
         """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""
-        if self._worker is None:
+        if self._worker.closed:
             return
-        worker, self._worker = self._worker, None
-        worker.close()
+        self._worker.close()
         self._fail_all(RuntimeError("the LLM was closed"))
         self.engine.target.close()
         if self.engine.draft_model:

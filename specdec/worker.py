@@ -36,6 +36,10 @@ class Worker:
                 self._thread.start()
             self._wake.notify()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """End the thread after the orders that it already has; running sequences are left where they are."""
         with self._wake:

@@ -134,6 +134,11 @@ class BlockAllocator:
             self._block_of[key] = block
             self._key_of[block] = key
 
+    def key_of(self, block: int) -> Key | None:
+        """The key that `block` is published under, None if it is not."""
+        self._require_in_range(block)
+        return self._key_of.get(block)
+
     def is_published(self, block: int) -> bool:
         """Whether the block can be found by `lookup`. Raises ValueError if it is out of range."""
         self._require_in_range(block)

@@ -1,0 +1,218 @@
+"""The public face: on SmolLM2 where text matters, on a tiny model of token ids elsewhere."""
+
+import asyncio
+import copy
+import importlib.util
+import pathlib
+import threading
+
+import pytest
+import scipy.stats
+import torch
+from support import VOCAB, tiny
+
+from specdec import LLM, SamplingParams, generate
+
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+TEXTS = (
+    "Repeat after me: one two three, one two three, one two three, one two",
+    "The capital of France is",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n",
+)
+EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "own_drafter.py"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return copy.deepcopy(tiny("llama"))
+
+
+def plain_of(loaded, ids, new):
+    inputs = torch.tensor([ids])
+    out = loaded.model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new, do_sample=False)
+    return out[0, len(ids) :].tolist()
+
+
+@pytest.fixture(scope="module")
+def smol(smollm2):
+    model = copy.deepcopy(smollm2.model)
+    with LLM(model, tokenizer=smollm2.tokenizer, drafter="lookup", max_model_len=512, max_rows=4) as llm:
+        yield llm
+
+
+def test_smollm2_gives_transformers_tokens(smol, smollm2):
+    outputs = smol.generate(list(TEXTS), GREEDY)
+    for text, output in zip(TEXTS, outputs, strict=True):
+        ids = smollm2.tokenizer(text)["input_ids"]
+        assert output.prompt_token_ids == ids
+        assert output.token_ids == plain_of(smollm2, ids, 24)[: len(output.token_ids)]
+        assert output.finish_reason == ("length" if len(output.token_ids) == 24 else "stop")
+        assert output.text == smollm2.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+    assert outputs[0].stats.acceptance_length > 1.5
+
+
+def test_smollm2_drafting_for_itself_is_always_right(smollm2):
+    """A draft model on real weights: at temperature 1 with a seed, too, it draws what the target draws."""
+    target, draft = copy.deepcopy(smollm2.model), copy.deepcopy(smollm2.model)
+    with LLM(target, tokenizer=smollm2.tokenizer, drafter=draft, k=3, max_model_len=256, max_rows=2) as llm:
+        params = SamplingParams(max_tokens=12, temperature=1.0, seed=3)
+        drafted = llm.generate(TEXTS[1], params)[0]
+        alone = llm.generate(TEXTS[1], SamplingParams(max_tokens=12, temperature=1.0, seed=3, k=0))[0]
+        assert drafted.token_ids == alone.token_ids
+        assert drafted.stats.acceptance_rate > 0.9  # near ties may round apart between the widths
+
+
+def test_streamed_pieces_are_the_text(smol):
+    pieces = list(smol.stream(TEXTS[0], GREEDY))
+    output = smol.generate(TEXTS[0], GREEDY)[0]
+    assert "".join(p.text for p in pieces) == output.text
+    assert [t for p in pieces for t in p.token_ids] == output.token_ids
+    assert [p.finished for p in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_stop_strings_cut_inside_accepted_tokens(smol):
+    """Look-up accepts several tokens a round here; the cut is where plain decoding makes it."""
+    text = smol.generate(TEXTS[0], SamplingParams(max_tokens=40, temperature=0.0, k=0))[0].text
+    for stop in (text[9:12], text[20:27], text[33:35], text[60:62]):
+        drafted = smol.generate(TEXTS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=stop))[0]
+        plain = smol.generate(TEXTS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=stop, k=0))[0]
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.text == plain.text
+        assert drafted.finish_reason == plain.finish_reason == "stop"
+        assert stop not in drafted.text
+
+
+def test_chat_uses_the_template(smol, smollm2):
+    messages = [{"role": "user", "content": "Say hello."}]
+    output = smol.chat(messages, GREEDY)[0]
+    ids = smollm2.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert output.prompt_token_ids == ids
+    assert "<|im_end|>" not in output.text
+
+
+def test_the_example_drafter_runs(smol, smollm2):
+    spec = importlib.util.spec_from_file_location("own_drafter", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    want = smol.generate(TEXTS[0], GREEDY)[0].token_ids
+    drafter, smol.engine.round.drafter = smol.engine.round.drafter, module.BigramDrafter()
+    try:
+        output = smol.generate(TEXTS[0], GREEDY)[0]
+    finally:
+        smol.engine.round.drafter = drafter
+    assert output.token_ids == want
+    assert output.stats.acceptance_length > 1.2
+    assert smol.engine.drafter_error is None
+
+
+def test_samples_differ_and_seeds_reproduce_them(model):
+    with LLM(model, max_rows=4, max_model_len=64) as llm:
+        outputs = llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0, n=4))
+        assert [o.index for o in outputs] == [0, 1, 2, 3]
+        assert len({tuple(o.token_ids) for o in outputs}) == 4  # odds of a tie: below 6 / 90**8 for a flat model
+        for output in outputs:
+            again = llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0, seed=output.seed))[0]
+            assert again.token_ids == output.token_ids
+
+
+def test_first_three_tokens_follow_the_model(model):
+    """Chi-square of 1,500 seeds at each of three positions given the most common prefix; p < 1e-4 fails: three tests,
+    so odds of a false alarm of 3 in 10,000, once, since the seeds are fixed."""
+    with LLM(model, max_rows=64, max_model_len=16, drafter="lookup") as llm:
+        params = [SamplingParams(max_tokens=3, temperature=0.5, seed=s) for s in range(1500)]
+        drawn = torch.tensor([o.token_ids for o in llm.generate([[1, 2]] * 1500, params)])
+    prefix = [1, 2]
+    for position in range(3):
+        with torch.inference_mode():
+            p = (model(torch.tensor([prefix])).logits[0, -1].double() / 0.5).softmax(0)
+        counts = drawn[:, position].bincount(minlength=VOCAB).double()
+        expected = p * len(drawn)
+        common = expected >= 5
+        assert common.sum() >= 3
+        observed = torch.cat([counts[common], counts[~common].sum()[None]])
+        wanted = torch.cat([expected[common], expected[~common].sum()[None]])
+        assert scipy.stats.chisquare(observed.numpy(), wanted.numpy()).pvalue > 1e-4
+        most = int(counts.argmax())
+        drawn = drawn[drawn[:, position] == most]
+        prefix.append(most)
+
+
+def test_one_bad_prompt_fails_alone(model):
+    with LLM(model, max_rows=4, max_model_len=64) as llm:
+        alone = llm.generate([5, 6, 7], GREEDY)[0]
+        outputs = llm.generate([[5, 6, 7], [VOCAB], [], [5, 6, 7], list(range(90))], GREEDY)
+        assert [o.finish_reason for o in outputs] == ["length", "error", "error", "length", "error"]
+        assert outputs[0].token_ids == outputs[3].token_ids == alone.token_ids
+        assert [o.prompt_index for o in outputs] == [0, 1, 2, 3, 4]
+        assert all(str(o.error).startswith("prompt: expected") for o in outputs if o.error)
+        with pytest.raises(ValueError, match="prompt: expected token ids in 0..96, got 97"):
+            llm.generate([VOCAB], GREEDY)
+
+
+def test_requests_of_many_threads(model):
+    with LLM(model, max_rows=3, max_model_len=64, drafter="lookup") as llm:
+        want = {i: llm.generate([i, i + 1, i], GREEDY)[0].token_ids for i in range(12)}
+        got = {}
+
+        def ask(i):
+            got[i] = llm.submit([i, i + 1, i], GREEDY).result().token_ids
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == want
+
+
+def test_awaiting_and_cancelling(model):
+    with LLM(model, max_rows=2, max_model_len=128) as llm:
+
+        async def ask():
+            return await asyncio.gather(*(as_task(llm, i) for i in range(3)))
+
+        async def as_task(llm, i):
+            return await llm.submit([i + 1], GREEDY)
+
+        assert [len(o.token_ids) for o in asyncio.run(ask())] == [24, 24, 24]
+        handle = llm.submit([1, 2], SamplingParams(max_tokens=100, temperature=0.0))
+        for _ in handle:
+            handle.cancel()
+        output = handle.results()[0]
+        assert output.finish_reason == "cancelled"
+        assert 0 < len(output.token_ids) < 100
+        handle.cancel()  # again, after its end: nothing happens
+
+
+def test_closing_ends_what_runs_and_refuses_more(model):
+    llm = LLM(model, max_rows=1, max_model_len=128)
+    handles = [llm.submit([1, 2], SamplingParams(max_tokens=120, temperature=0.0)) for _ in range(3)]
+    llm.close()
+    assert {h.results()[0].finish_reason for h in handles} <= {"error", "length"}
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.submit([1, 2])
+    llm.close()
+
+
+def test_two_llms_on_one_model_object_are_refused(model):
+    with LLM(model, max_rows=1) as llm:
+        with pytest.raises(ValueError, match="model: this LlamaForCausalLM object is in use by another LLM"):
+            LLM(model)
+        assert len(llm.generate([1], GREEDY)[0].token_ids) == 24
+
+
+def test_the_model_stays_itself(model):
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    before, attention = model(ids).logits, model.config._attn_implementation
+    with LLM(model, max_rows=2, max_model_len=64, drafter="lookup") as llm:
+        first = llm.generate([3, 1, 4], GREEDY)[0]
+        assert torch.equal(model(ids).logits, before)
+        assert model.config._attn_implementation == attention
+        assert torch.equal(
+            model.generate(ids[:, :3], max_new_tokens=24, do_sample=False)[0, 3:], torch.tensor(first.token_ids)
+        )
+    assert torch.equal(model(ids).logits, before)
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    assert not any("specdec" in name for module in model.modules() for name in vars(module))
+    assert generate(model, [3, 1, 4], max_tokens=24, temperature=0.0)[0].token_ids == first.token_ids
