@@ -128,7 +128,9 @@ def main() -> None:
 
 
 def show(rows: dict[str, dict]) -> None:
-    table = Table("prompt", "transformers tok/s", "plain tok/s", "look-up tok/s", "look-up / plain", "acceptance length")
+    table = Table(
+        "prompt", "transformers tok/s", "plain tok/s", "look-up tok/s", "look-up / plain", "acceptance length"
+    )
     table.add_column("spread")
     table.add_column("tokens as transformers'")
     for name, r in rows.items():

@@ -62,7 +62,7 @@ class ForcedLength:
         )
         if draft.token_ids.shape[1]:
             mean = self.length - 1
-            dice = ((view.num_tokens * 2654435761 + view.index * 40503) >> 7) % 1000  # varies by row and round
+            dice = mixed(view.num_tokens * 65537 + view.index) % 1000  # varies by row and round
             keep = int(mean) + (dice < 1000 * (mean - int(mean))).long()
             depth = torch.arange(len(drawn), device=drawn.device) - packed.cu_seqlens_q[row]
             at = draft.token_ids[row, depth.clamp(0, draft.token_ids.shape[1] - 1)]
@@ -78,6 +78,14 @@ class ForcedLength:
                 verification.running,
             )
         )
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Murmur3's 32-bit finaliser (Appleby), in int64."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return x ^ (x >> 16)
 
 
 def build(name: str) -> transformers.PreTrainedModel:

@@ -36,8 +36,11 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """k: drafts per row and round at most. prompt_budget: prompt tokens between two rounds. lag: rounds that the host
-    reads behind the launch, 1 hides its work behind the device's, 0 where the device is the host. graphs: replay rounds as CUDA graphs."""
+    """k: drafts per row and round at most. prompt_budget: prompt tokens between two rounds.
+
+    lag: rounds that the host reads behind the launch; 1 hides its work behind the device's, 0 is for a CPU.
+    graphs: replay rounds as CUDA graphs.
+    """
 
     k: int = 4
     prompt_budget: int = 512

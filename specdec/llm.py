@@ -72,12 +72,12 @@ class LLM:
         self.seed, self._submitted = seed, 0
         kind, draft_model = self._find_drafter(drafter, trust_remote_code)
         self.k = _check_k(k, kind)
-        device = self.model.device
+        device = torch.device(self.model.get_input_embeddings().weight.device)
+        self.vocab_size = self.model.config.get_text_config().vocab_size
         config = EngineConfig(self.k, prompt_budget, _lag(lag, device), _on_gpu("graphs", graphs, device))
         compiled = _on_gpu("compile", compile, device)
         models = [m for m in (self.model, draft_model) if m is not None]
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
-        self.vocab_size = self.model.config.get_text_config().vocab_size
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device)
         target = PagedModel(self.model, pool, TARGET, compiled=compiled)

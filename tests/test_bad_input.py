@@ -39,7 +39,9 @@ def test_arguments_of_llm(model, arguments, message):
 def test_models_that_cannot_be_paged():
     config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
     recurrent = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match="model: MambaForCausalLM has linear_attention layers, whose state can't be rolled"):
+    with pytest.raises(
+        ValueError, match="model: MambaForCausalLM has linear_attention layers, whose state can't be rolled"
+    ):
         LLM(recurrent)
     bloom = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
     with pytest.raises(ValueError, match="model: BloomForCausalLM does not attend through transformers' Attention"):

@@ -295,7 +295,9 @@ def _item(
     last_page = tl.minimum(tl.cdiv(stop, PAGE), table_width) - 1
     n = tl.arange(0, BLOCK_N)
     ids = tl.load(
-        table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page), mask=n < tl.where(first < last, BLOCK_N, 0), other=0
+        table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page),
+        mask=n < tl.where(first < last, BLOCK_N, 0),
+        other=0,
     )
     k_head, v_head = K + head * sk_h, V + head * sv_h
     m = tl.full([BLOCK_M], EMPTY, tl.float32)

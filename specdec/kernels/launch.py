@@ -85,9 +85,7 @@ def _shape(
         rows = INVARIANT_ROWS if plan.split_size else plan.max_seqlen_q * group
         config = config_for(rows, max(dim, v_cache.shape[3]), q.dtype, device_limits(q)[1])
     tree_words = 0 if options.tree_mask is None else options.tree_mask.shape[1]
-    return Shape(
-        config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words
-    )
+    return Shape(config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words)
 
 
 def _bounds(plan: AttentionPlan, shape: Shape, workers: int) -> tuple[int, int, int]:

@@ -55,7 +55,9 @@ def _check_tree(options: Options, q: Tensor) -> None:
     if not options.causal:
         raise ValueError("tree_mask: expected causal=True (the bits say what a query sees of the new keys), got False")
     if options.alibi_slopes is not None:
-        raise ValueError("alibi_slopes: expected None beside a tree_mask (a node's distance isn't in its slot), got a tensor")
+        raise ValueError(
+            "alibi_slopes: expected None beside a tree_mask (a node's distance isn't in its slot), got a tensor"
+        )
     if options.window is not None and options.window < 64 * mask.shape[1]:
         raise ValueError(
             f"window: expected at least {64 * mask.shape[1]} beside a tree_mask of {mask.shape[1]} words, "

@@ -58,7 +58,9 @@ class PagedModel:
 
     def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
         if any("specdec_kv" in vars(module) for module in model.modules()):
-            raise ValueError(f"model: this {type(model).__name__} object is in use by another LLM; close that one first")
+            raise ValueError(
+                f"model: this {type(model).__name__} object is in use by another LLM; close that one first"
+            )
         self.model, self.pool, self.name = model, pool, name
         self.configs = configs_of(model)
         with LinearWatch(model) as watch:

@@ -67,12 +67,7 @@ def random_tree(nodes: int) -> torch.Tensor:
 def pairwise(factors: dict[str, tuple], seed: int = 0) -> list[dict[str, Any]]:
     """Rows in which every two values of two factors meet at least once: greedy, each row the best of 30 random ones."""
     rng, names = random.Random(seed), list(factors)
-    open_ = {
-        (a, va, b, vb)
-        for a, b in itertools.combinations(names, 2)
-        for va in factors[a]
-        for vb in factors[b]
-    }
+    open_ = {(a, va, b, vb) for a, b in itertools.combinations(names, 2) for va in factors[a] for vb in factors[b]}
 
     def covered(row: dict[str, Any]) -> set:
         return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)} & open_

@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.config import padded
 from specdec.kernels.plan_kernel import plan_kernel
+from specdec.kernels.store_kernel import move_kernel, store_kernel
 
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 """Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, table 21)."""
@@ -73,16 +74,37 @@ def reduce_types(config: tuple, q: str = "bf16", heads: tuple[int, int] = (8, 4)
     return types | dict(DV_PAD=padded(dim), BLOCK_M=config[0], ROWS=8)
 
 
-def plan_types(config: tuple, heads: tuple[int, int] = (8, 4), window: bool = True, fixed: bool = False) -> dict[str, Any]:
+def plan_types(
+    config: tuple, heads: tuple[int, int] = (8, 4), window: bool = True, fixed: bool = False
+) -> dict[str, Any]:
     types: dict[str, Any] = {n: "*i32" if n.isupper() else "i32" for n in plan_kernel.arg_names}
     types |= dict(H_KV=heads[0], G=heads[1], BLOCK_M=config[0], BLOCK_N=config[1], CAUSAL=True, WINDOW=window)
     return types | dict(TREE_NODES=64, FIXED=fixed, BLOCK_R=256, BLOCK_I=128)
+
+
+def store_types(
+    config: tuple, q: str = "bf16", kv: str | None = None, slots: str = "i64", dim: int = 128
+) -> dict[str, Any]:
+    types: dict[str, Any] = dict.fromkeys(store_kernel.arg_names, "i32")
+    kv = kv or q
+    types |= dict(
+        K=f"*{q}", V=f"*{q}", K_CACHE=f"*{kv}", V_CACHE=f"*{kv}", SLOTS=f"*{slots}", K_SCALE=None, V_SCALE=None
+    )
+    return types | dict(PAGE=16, H=8, D=dim, DV=dim, TOKENS=4, COLUMNS=1024)
+
+
+def move_types(config: tuple, kv: str = "bf16") -> dict[str, Any]:
+    types: dict[str, Any] = dict.fromkeys(move_kernel.arg_names, "i32")
+    types |= dict(CACHE=f"*{kv}", SOURCE="*i64", TARGET="*i64")
+    return types | dict(PAGE=16, H=8, D=128, MOVES=16, COLUMNS=256)
 
 
 KERNELS = {
     "attention": (attention_kernel, attention_types),
     "reduce": (reduce_kernel, reduce_types),
     "plan": (plan_kernel, plan_types),
+    "store": (store_kernel, store_types),
+    "move": (move_kernel, move_types),
 }
 
 

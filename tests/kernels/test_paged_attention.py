@@ -27,7 +27,9 @@ CONFIGS = {"fused": FUSED, "two-kernels": TWO_KERNELS, "tall": TALL}
 # ||error|| / ||output||: the rounding of the output (the interpreter truncates to bf16), fp32 for all that comes before it.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
-triton_only = pytest.mark.skipif(not INTERPRETED, reason="the Triton kernels run natively: tests/gpu has the same cases")
+triton_only = pytest.mark.skipif(
+    not INTERPRETED, reason="the Triton kernels run natively: tests/gpu has the same cases"
+)
 
 
 def run_twin(case: Case, lse: bool = True) -> tuple[Tensor, Tensor | None]:

@@ -60,7 +60,8 @@ def test_weights_are_exp_in_fixed_point():
 def test_a_half_percent_tail_of_many_tokens_is_not_starved():
     """10^6 draws between a head token and 2^17 tail tokens that share 0.5 %: the tail wins 5000 times, within 6 %.
 
-    The smallest word among 2^17 is drawn from its own distribution, so that the test takes a second. One draw has standard deviation
+    The smallest word among 2^17 is drawn from its own distribution, so that the test takes a second.
+    One draw has standard deviation
     70, so 6 % is 4.2 of them: a wrong alarm, over all seeds, once in 40,000; the seed is fixed.
     """
     draws, tail = 10**6, 2**17
