@@ -296,7 +296,7 @@ class Engine:
         tokens = None
         if self.rows.device.type != "cpu":
             # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
-            drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, max(self._wanted, len(seqs)))
+            drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, self._wanted)
             tokens = len(seqs) + drafts
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
         return RoundShape(k, tokens, noise, filters)

@@ -37,8 +37,8 @@ class RoundGraphs:
 
     def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
         """One round of `rows`. `shape.tokens` counts from the bucket's rows on: drafts are what exceeds len(rows)."""
-        bucket = row_bucket(len(rows))
-        shape = replace(shape, tokens=shape.tokens - len(rows) + bucket) if shape.tokens else shape
+        drafts = (shape.tokens or len(rows)) - len(rows)
+        bucket, shape = self._bucket(len(rows), drafts, shape)
         key = (bucket, shape)
         if key not in self._graphs:
             self._graphs[key] = self._capture(bucket, shape)
@@ -49,6 +49,25 @@ class RoundGraphs:
         captured.index.copy_(index, non_blocking=True)
         captured.graph.replay()
         return captured.result
+
+    def _bucket(self, rows: int, drafts: int, shape: RoundShape) -> tuple[int, RoundShape]:
+        """The smallest captured bucket that holds the round, up to twice the rows; else the bucket to capture.
+
+        While a batch drains, rounds of a bucket that is a little too wide beat a capture in the middle of them.
+        """
+        smallest = row_bucket(rows)
+        for bucket in (b for b in ROW_BUCKETS if smallest <= b <= 2 * smallest):
+            wider = self._shape(bucket, drafts, shape, rows)
+            if (bucket, wider) in self._graphs:
+                return bucket, wider
+        return smallest, self._shape(smallest, drafts, shape, rows)
+
+    @staticmethod
+    def _shape(bucket: int, drafts: int, shape: RoundShape, rows: int) -> RoundShape:
+        """The shape for `bucket` rows: its drafts a row rounded up to 0, 1, 2, 4, ..., so that graphs stay few."""
+        per_row = -(-drafts // rows)
+        rounded = 1 << (per_row - 1).bit_length() if per_row else 0
+        return replace(shape, tokens=bucket * (1 + min(rounded, shape.draft_steps)))
 
     def _capture(self, bucket: int, shape: RoundShape) -> _Captured | None:
         """Capture on the spare row alone: what a warm-up round writes there nobody reads."""

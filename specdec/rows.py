@@ -84,11 +84,13 @@ class Rows:
         self._ints.dirty = self._floats.dirty = True
         tokens = torch.tensor(seq.token_ids, dtype=torch.int32)
         self.history[row, : len(tokens)].copy_(upload(tokens, self.device), non_blocking=True)
-        self.num_tokens[row], self.drafter_len[row], self.active[row] = len(seq), seq.drafter_len, True
+        _set(self.num_tokens, row, len(seq))
+        _set(self.drafter_len, row, seq.drafter_len)
+        _set(self.active, row, True)
 
     def leave(self, row: int) -> None:
         """Stop `row` before its blocks are freed: a stale table could write into another sequence's blocks."""
-        self.active[row] = False
+        _set(self.active, row, False)
         self.set_table(row, [])
 
     def set_table(self, row: int, blocks: list[int]) -> None:
@@ -103,7 +105,7 @@ class Rows:
             self._ints.dirty = True
 
     def set_drafter_len(self, row: int, length: int) -> None:
-        self.drafter_len[row] = length
+        _set(self.drafter_len, row, length)
 
     def flush(self) -> None:
         """Send the host's changes, in stream order, before the next forward or round."""
@@ -149,6 +151,11 @@ class _Mirror:
         if self.dirty and self.device is not self.host:
             self.device.copy_(upload(self.host, self.device.device), non_blocking=True)
         self.dirty = False
+
+
+def _set(column: Tensor, row: int, value: int | bool) -> None:
+    """column[row] = value by a kernel: indexing would copy the value from the host, and wait for the device."""
+    column[row : row + 1].fill_(value)
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
