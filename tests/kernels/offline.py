@@ -23,9 +23,6 @@ from specdec.kernels.config import padded
 from specdec.kernels.plan_kernel import plan_kernel
 from specdec.kernels.store_kernel import move_kernel, store_kernel
 
-SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory that one program may have, by compute capability (CUDA programming guide, table 21)."""
-
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
