@@ -1,4 +1,7 @@
-"""Slow, obvious fp64 paged attention, and random cases for it: every slot and table entry that nobody owns is poison."""
+"""Slow, obvious fp64 paged attention, random cases for it, and the kernels run on one.
+
+Every slot and table entry that nobody owns is poison.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from specdec.kernels import AttentionPlan, launch, plan_attention
+from specdec.kernels.config import Config
+from specdec.kernels.options import Options
 
 WILD = 2**30
 NAN, INF = float("nan"), float("inf")
@@ -155,3 +162,17 @@ def relative_error(got: Tensor, want: Tensor) -> float:
     if not torch.isfinite(got.float()).all():
         return math.inf
     return float((got.double() - want).norm() / want.norm().clamp(min=1e-30))
+
+
+def run_kernel(
+    case: Case, config: Config, lse: bool = True, split_size: int | None = None, plan: AttentionPlan | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The kernels, whatever device the tensors are on, into poisoned outputs."""
+    out = torch.full((*case.q.shape[:2], case.v_cache.shape[-1]), NAN, dtype=case.q.dtype, device=case.q.device)
+    dense = torch.full(case.q.shape[:2], NAN, device=case.q.device) if lse else None
+    named = dict(scale=case.q.shape[-1] ** -0.5) | case.options
+    if (mask := named.get("tree_mask")) is not None and mask.ndim == 1:
+        named["tree_mask"] = mask[:, None]
+    plan = plan or plan_attention(**case.lengths, split_size=split_size)
+    launch.attend(case.q, case.k_cache, case.v_cache, plan, Options(**named), out, dense, config)
+    return out, dense

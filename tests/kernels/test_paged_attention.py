@@ -11,13 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.kernels import AttentionPlan, launch, merge_states, paged_attention, plan_attention
+from specdec.kernels import launch, merge_states, paged_attention, plan_attention
 from specdec.kernels.backend import INTERPRETED, interpreted
 from specdec.kernels.config import Config
-from specdec.kernels.options import Options
 from specdec.kernels.plan_kernel import FIRST, LAST, PAIR, PAIR_SLOT, PAIR_SPLITS, Q_TILE, ROW, SLOT
 from tests.kernels.attention_cases import FAULTS, MATRIX, matrix_case, matrix_id
-from tests.kernels.attention_oracle import INF, NAN, Case, attention_fp64, make_case, relative_error, tree_of
+from tests.kernels.attention_oracle import (
+    INF,
+    NAN,
+    Case,
+    attention_fp64,
+    make_case,
+    relative_error,
+    run_kernel,
+    tree_of,
+)
 
 FUSED = Config(block_m=16, block_n=32, warps=4, stages=3, workers=2, fused=True)
 TWO_KERNELS = Config(block_m=16, block_n=16, warps=4, stages=3, workers=4, fused=False)
@@ -36,20 +44,6 @@ def run_twin(case: Case, lse: bool = True) -> tuple[Tensor, Tensor | None]:
     out = torch.full((*case.q.shape[:2], case.v_cache.shape[-1]), NAN, dtype=case.q.dtype)
     got = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords, out=out, return_lse=lse)
     return (out, got[1]) if lse else (out, None)
-
-
-def run_kernel(
-    case: Case, config: Config, lse: bool = True, split_size: int | None = None, plan: AttentionPlan | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The kernels, whatever device the tensors are on, into poisoned outputs."""
-    out = torch.full((*case.q.shape[:2], case.v_cache.shape[-1]), NAN, dtype=case.q.dtype, device=case.q.device)
-    dense = torch.full(case.q.shape[:2], NAN, device=case.q.device) if lse else None
-    named = dict(scale=case.q.shape[-1] ** -0.5) | case.options
-    if (mask := named.get("tree_mask")) is not None and mask.ndim == 1:
-        named["tree_mask"] = mask[:, None]
-    plan = plan or plan_attention(**case.lengths, split_size=split_size)
-    launch.attend(case.q, case.k_cache, case.v_cache, plan, Options(**named), out, dense, config)
-    return out, dense
 
 
 def config_of(case: Case, index: int = 0) -> Config:
