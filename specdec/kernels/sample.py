@@ -8,15 +8,12 @@ from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, INTS, check
-from specdec.kernels.filter_kernel import bound_kernel, bracket_kernel, gather_kernel, peak_kernel
 from specdec.kernels.reference import sample as reference
-from specdec.kernels.reference.sample import Sampling
+from specdec.kernels.reference.philox import log, weights
+from specdec.kernels.reference.sample import MIN_TEMPERATURE, Sampling
 from specdec.kernels.sample_kernel import race_kernel, winner_kernel
 
 TILE = 2048
-"""Columns of a row that one program takes."""
-CAPACITY = 4096
-"""Logits of a row that the filters' search keeps at hand; it reads the row again where more may pass."""
 
 
 def sample(
@@ -73,42 +70,38 @@ def _race(
         return out
     tiles = -(-vocab_size // TILE)
     best = torch.empty(count, tiles, dtype=torch.float32, device=logits.device)
+    best_id = torch.empty(count, tiles, dtype=torch.int32, device=logits.device)
+    kept = survivors(logits, sampling, rows) if filters else None
     with on_device(logits):
-        bounds = _bounds(logits, sampling, rows) if filters else None
-        inputs = (logits, bounds, positions, rows, sampling.temperature, sampling.seed, best)
-        sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], tiles)
-        race_kernel[(count, tiles)](*inputs, *sizes, NOISE=noise, QUADS=TILE // 4, num_warps=4)
-        winner_kernel[(count,)](
-            *inputs, out, *sizes, NOISE=noise, QUADS=TILE // 4, BLOCK=triton.next_power_of_2(tiles),
-            num_warps=8, enable_fp_fusion=False,
+        race_kernel[(count, tiles)](
+            logits, kept, positions, rows, sampling.temperature, sampling.seed, best, best_id,
+            logits.stride(0), kept.stride(0) if kept is not None else 0, vocab_size, sampling.seed.shape[0], tiles,
+            NOISE=noise, BLOCK=TILE, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
+        winner_kernel[(count,)](best, best_id, out, tiles, BLOCK=triton.next_power_of_2(tiles), num_warps=1)
     return out
 
 
-def _bounds(logits: Tensor, sampling: Sampling, rows: Tensor | None) -> Tensor:
-    """[T] fp32: the least logit of each row that passes top-k, then top-p of what is left, then min-p."""
-    count, vocab_size = logits.shape
-    groups = -(-vocab_size // 128)
-    floats = torch.empty(3, count, dtype=torch.float32, device=logits.device)
-    tops, floors, bounds = floats.unbind()
-    peaks = torch.empty(count, groups, dtype=torch.float32, device=logits.device)
-    near = torch.empty(count, CAPACITY, dtype=logits.dtype, device=logits.device)
-    counts = torch.empty(count, dtype=torch.int32, device=logits.device)
-    masses = torch.empty(count, dtype=torch.int64, device=logits.device)
-    shift = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}[logits.dtype]  # low bits of fp32 that are zero
-    stride, num_rows = logits.stride(0), sampling.seed.shape[0]
-    limits = (rows, sampling.temperature, sampling.top_k, sampling.top_p)
-    peak_kernel[(count, -(-groups // 16))](logits, peaks, stride, vocab_size, groups, BLOCK=16, num_warps=4)
-    bracket_kernel[(count,)](
-        peaks, *limits, tops, floors, counts, masses, vocab_size, num_rows, groups,
-        SHIFT=shift, BLOCK=triton.next_power_of_2(groups), num_warps=4,
-    )  # fmt: skip
-    gather_kernel[(count, -(-vocab_size // TILE))](
-        logits, peaks, *limits, tops, floors, near, counts, masses, stride, vocab_size, num_rows, groups,
-        BLOCK=TILE, CAPACITY=CAPACITY, num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    bound_kernel[(count,)](
-        logits, *limits, sampling.min_p, tops, floors, near, counts, masses, bounds, stride, vocab_size, num_rows,
-        SHIFT=shift, BLOCK=512, CAPACITY=CAPACITY, num_warps=8, enable_fp_fusion=False,
-    )  # fmt: skip
-    return bounds
+def survivors(logits: Tensor, sampling: Sampling, rows: Tensor | None) -> Tensor:
+    """[T, V] bool, what passes top-k, then top-p of what is left, then min-p; sorted, with nothing read back.
+
+    Masses are fixed-point integers, so that their sums don't depend on an order.
+    """
+    if rows is not None:
+        index = rows.long().clamp(0, sampling.seed.shape[0] - 1)
+        sampling = Sampling(*(column[index] for column in sampling))
+    x = logits.float()
+    vocab_size = x.shape[1]
+    ordered = x.sort(dim=1, descending=True).values
+    k = torch.where(sampling.top_k > 0, sampling.top_k, vocab_size).long().clamp(max=vocab_size)
+    threshold = ordered.gather(1, k[:, None] - 1)
+    z = ordered * (1.0 / sampling.temperature.float().clamp(min=MIN_TEMPERATURE))[:, None]
+    mass = torch.where(ordered >= threshold, weights(z - z[:, :1]), 0)
+    above = (mass.cumsum(1) - mass).double()
+    inside = (above < mass.sum(1, keepdim=True).double() * sampling.top_p[:, None]) & (ordered >= threshold)
+    inside = inside | (sampling.top_p >= 1)[:, None] & (ordered >= threshold)
+    last = inside.sum(1, keepdim=True).clamp(min=1) - 1
+    bound = z[:, :1] + log(sampling.min_p.clamp(min=1e-30))[:, None].clamp(max=0.0)
+    allowed = (z >= bound) | (sampling.min_p <= 0)[:, None]
+    last = torch.minimum(last, (allowed.sum(1, keepdim=True) - 1).clamp(min=0))
+    return x >= ordered.gather(1, last)
