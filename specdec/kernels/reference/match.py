@@ -1,32 +1,45 @@
-"""The torch twin of the look-up kernel."""
+"""The host's twin of the look-up kernel: a row at a time, the latest candidates first."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+CANDIDATES = 512
+"""Candidates compared at once: text that repeats itself has its answer among the latest ones."""
 
 
 def match(history: Tensor, num_tokens: Tensor, k: int, max_match: int, min_match: int) -> tuple[Tensor, Tensor, Tensor]:
     """See `specdec.kernels.match.match`."""
-    last = num_tokens.long()[:, None] - 1  # [R, 1]
-    if history.device.type == "cpu":
-        history = history[:, : int(last.max()) + 1] if len(last) else history  # the host's own memory: looking is free
-    width = history.shape[1]
-    ends = torch.arange(width, device=history.device)[None]
-    alive = ends < last
-    lengths = torch.zeros_like(alive, dtype=torch.int64)
-    for i in range(max_match):
-        newest = history.gather(1, (last - i).clamp(min=0))
-        alive = alive & (ends >= i) & (history.roll(i, 1) == newest)
-        if history.device.type == "cpu" and not alive.any():
+    table = history.numpy(force=True)
+    drafts = np.zeros((len(table), k), dtype=np.int64)
+    found = np.zeros((2, len(table)), dtype=np.int64)
+    for r, l in enumerate(num_tokens.tolist()):
+        length, end = _longest(table[r, :l], max_match)
+        if length >= min_match:
+            # What follows the match, and past the newest token the copied text again: a period of l - 1 - end tokens.
+            drafts[r] = np.resize(table[r, end + 1 : l], k)
+            found[:, r] = k, length
+    counts, lengths = torch.from_numpy(found).to(history.device)
+    return torch.from_numpy(drafts).to(history.device), counts, lengths
+
+
+def _longest(text: np.ndarray, max_match: int) -> tuple[int, int]:
+    """Length and end of the longest, then latest, earlier match of the newest tokens of `text`; (0, 0) for none."""
+    if len(text) < 2:
+        return 0, 0
+    best = (0, 0)
+    back = np.arange(min(max_match, len(text) - 1))
+    newest = text[len(text) - 1 - back]
+    ends = np.flatnonzero(text[:-1] == text[-1])[::-1]
+    for start in range(0, len(ends), CANDIDATES):
+        at = ends[start : start + CANDIDATES, None] - back
+        differs = (text[at] != newest) | (at < 0)  # a negative index reads the end of the text: harmless
+        lengths = np.where(differs.any(1), differs.argmax(1), len(back))
+        longest = int(lengths.argmax())
+        if lengths[longest] > best[0]:
+            best = int(lengths[longest]), int(ends[start + longest])
+        if best[0] == len(back):
             break
-        lengths += alive
-    best = (lengths * width + ends).argmax(1, keepdim=True)  # the longest; of equals the latest
-    length = lengths.gather(1, best)[:, 0]
-    found = length >= min_match
-    # What follows the match, and past the newest token the copied text again: a period of last - best tokens.
-    period = (last - best).clamp(min=1)
-    at = best + 1 + torch.arange(k, device=history.device) % period
-    drafts = history.gather(1, at.clamp(max=width - 1)).long()
-    drafts = torch.where(found[:, None], drafts, 0)
-    return drafts, torch.where(found, k, 0), torch.where(found, length, 0)
+    return best
