@@ -4,6 +4,7 @@ Plain tensors in, plain tensors out; no cache manager is assumed. CUDA tensors r
 """
 
 from specdec.kernels.accept import accept
+from specdec.kernels.flash import flash_attn_with_kvcache
 from specdec.kernels.match import match
 from specdec.kernels.merge import merge_states
 from specdec.kernels.paged_attention import paged_attention
@@ -15,6 +16,7 @@ __all__ = [
     "AttentionPlan",
     "Sampling",
     "accept",
+    "flash_attn_with_kvcache",
     "match",
     "merge_states",
     "move_kv",
