@@ -14,7 +14,9 @@ from tests.kernels.attention_oracle import relative_error
 B, HEADS, KV_HEADS, DIM, LENGTHS = 3, 6, 2, 32, [37, 5, 60]
 
 
-def expected(q: Tensor, keys: list[Tensor], values: list[Tensor], causal: bool, left: int = -1) -> tuple[Tensor, Tensor]:
+def expected(
+    q: Tensor, keys: list[Tensor], values: list[Tensor], causal: bool, left: int = -1
+) -> tuple[Tensor, Tensor]:
     """fp64: q [B, Sq, Hq, D], a list of [S, Hkv, D] for each sequence; out, and lse [B, Hq, Sq]."""
     out, lse = torch.zeros(q.shape, dtype=torch.float64), torch.zeros(B, HEADS, q.shape[1], dtype=torch.float64)
     for b in range(len(keys)):
@@ -64,7 +66,9 @@ def test_append_then_attend(data: dict[str, Any], page: int) -> None:
     assert relative_error(out, want) < 3e-6
     torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=1e-5)
     assert seqlens.tolist() == LENGTHS
-    again = flash_attn_with_kvcache(data["q"], k_cache, v_cache, cache_seqlens=seqlens + 4, block_table=table, causal=True)
+    again = flash_attn_with_kvcache(
+        data["q"], k_cache, v_cache, cache_seqlens=seqlens + 4, block_table=table, causal=True
+    )
     torch.testing.assert_close(again, out)
 
 
