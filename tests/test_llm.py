@@ -9,7 +9,8 @@ import threading
 import pytest
 import scipy.stats
 import torch
-from support import VOCAB, tiny
+import transformers
+from support import VOCAB, Oracle, params, plain, tiny
 
 from specdec import LLM, SamplingParams, generate
 
@@ -25,6 +26,23 @@ EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "own_drafter.py"
 @pytest.fixture(scope="module")
 def model():
     return copy.deepcopy(tiny("llama"))
+
+
+class Letters:
+    """A tokenizer of one character a token; `broken` is an id that it cannot decode."""
+
+    chat_template = None
+
+    def __init__(self, broken=None):
+        self.broken = broken
+
+    def __call__(self, text, **kwargs):
+        return {"input_ids": [ord(c) - 33 for c in text]}
+
+    def decode(self, ids, skip_special_tokens=True):
+        if self.broken in ids:
+            raise KeyError(self.broken)
+        return "".join(chr(33 + i) for i in ids)
 
 
 def plain_of(loaded, ids, new):
@@ -216,3 +234,123 @@ def test_the_model_stays_itself(model):
     assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
     assert not any("specdec" in name for module in model.modules() for name in vars(module))
     assert generate(model, [3, 1, 4], max_tokens=24, temperature=0.0)[0].token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_smollm2_is_the_same_for_every_drafter(smol, smollm2, temperature):
+    """None, look-up, and the model's own first six layers as a draft model: the same tokens, greedy or with a seed."""
+    part = copy.deepcopy(smollm2.model)
+    part.model.layers, part.config.num_hidden_layers = part.model.layers[:6], 6
+    one, texts = {"max_tokens": 10, "temperature": temperature, "seed": 4}, list(TEXTS[::2])
+    alone = [o.token_ids for o in smol.generate(texts, SamplingParams(**one, k=0))]
+    assert [o.token_ids for o in smol.generate(texts, SamplingParams(**one, k=6))] == alone
+    options = {"drafter": part, "k": 3, "max_model_len": 256, "max_rows": 2}
+    with LLM(copy.deepcopy(smollm2.model), tokenizer=smollm2.tokenizer, **options) as llm:
+        outputs = llm.generate(texts, SamplingParams(**one))
+    assert [o.token_ids for o in outputs] == alone
+    assert sum(o.stats.drafted for o in outputs) > 0
+
+
+def test_the_first_sample_is_the_single_requests(model):
+    with LLM(model, max_rows=4, max_model_len=64, drafter="lookup", seed=11) as llm:
+        several = llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0, n=3, seed=7))
+        single = llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0, seed=7))[0]
+        assert several[0].token_ids == single.token_ids == plain("llama", (1, 2, 3), 8, params(1.0, seed=7))[3:]
+        assert (several[0].seed, single.seed) == (7, 7)
+        unseeded = [llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0))[0] for _ in range(2)]
+    with LLM(model, max_rows=4, max_model_len=64, seed=11) as llm:
+        llm.generate([[1], [1]], SamplingParams(max_tokens=1))  # the requests' numbers count, not what they ask
+        again = [llm.generate([1, 2, 3], SamplingParams(max_tokens=8, temperature=1.0))[0] for _ in range(2)]
+    assert unseeded[0].token_ids != unseeded[1].token_ids
+    assert [o.seed for o in again] == [o.seed for o in unseeded]
+
+
+@pytest.mark.parametrize("at", range(1, 20, 3))
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_stop_string_at_every_offset_of_a_round(model, length, at):
+    """Rounds of eight accepted tokens: a stop that begins in one and ends in another cuts where plain decoding cuts."""
+    full = plain("llama", (1, 2, 3), 24, params())
+    text = Letters().decode(full[3:])
+    stop = text[at : at + length]
+    oracle = Oracle()
+    oracle.known.append((full, 0))
+    with LLM(model, tokenizer=Letters(), drafter=oracle, k=7, max_rows=1, max_model_len=64) as llm:
+        asked = SamplingParams(max_tokens=24, temperature=0.0, seed=0, stop=stop)
+        output, pieces = llm.generate([1, 2, 3], asked)[0], list(llm.stream([1, 2, 3], asked))
+    cut = text.index(stop)
+    assert (output.text, output.finish_reason) == (text[:cut], "stop")
+    assert output.token_ids == full[3 : 3 + cut + length]
+    assert "".join(p.text for p in pieces) == output.text
+    assert [t for p in pieces for t in p.token_ids] == output.token_ids
+    assert output.stats.acceptance_length > 2 or len(output.token_ids) < 8
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_more_stop_ids_than_a_row_holds(model, lag):
+    full = plain("llama", (1, 2, 3), 24, params())
+    unseen = [t for t in range(VOCAB) if t not in full][:20]
+    with LLM(model, drafter="lookup", max_rows=1, max_model_len=64, lag=lag) as llm:
+        asked = SamplingParams(max_tokens=24, temperature=0.0, stop_token_ids=(*unseen, full[9]))
+        output = llm.generate([1, 2, 3], asked)[0]
+    assert output.token_ids == full[3 : full.index(full[9], 3) + 1]
+    assert output.finish_reason == "stop"
+
+
+def test_streams_of_several_samples_and_leaving_one_early(model):
+    with LLM(model, tokenizer=Letters(), max_rows=3, max_model_len=64) as llm:
+        asked = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=3)
+        outputs, pieces = llm.generate("abc", asked), list(llm.stream("abc", asked))
+        for output in outputs:
+            mine = [p for p in pieces if p.index == output.index]
+            assert "".join(p.text for p in mine) == output.text
+            assert [p.finished for p in mine] == [False] * (len(mine) - 1) + [True]
+        for _ in llm.stream("abc", SamplingParams(max_tokens=60, temperature=0.0)):
+            break  # cancels what is left
+        assert llm.generate("abc", asked)[2].token_ids == outputs[2].token_ids
+
+
+def test_handles_may_be_read_twice_and_by_several_threads(model):
+    with LLM(model, max_rows=2, max_model_len=64) as llm:
+        handle = llm.submit([1, 2, 3], GREEDY)
+        got = []
+        threads = [threading.Thread(target=lambda: got.append(handle.result().token_ids)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert got == [handle.result().token_ids] * 4
+        assert handle.done
+        assert list(handle) == []
+
+
+def test_cancelled_before_it_starts(model):
+    with LLM(model, max_rows=1, max_model_len=128) as llm:
+        handles = [llm.submit([i + 1], SamplingParams(max_tokens=100, temperature=0.0)) for i in range(4)]
+        for handle in handles[1:]:
+            handle.cancel()
+        assert [h.result().finish_reason for h in handles] == ["length"] + ["cancelled"] * 3
+        assert handles[3].result().token_ids == []
+
+
+def test_a_model_in_use_can_be_saved_and_trained(model, tmp_path):
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    mine = copy.deepcopy(model)
+    with LLM(mine, max_rows=2, max_model_len=64) as llm:
+        llm.generate([3, 1, 4], GREEDY)
+        mine.save_pretrained(tmp_path)
+        saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        torch.testing.assert_close(saved(ids).logits, mine(ids).logits)
+        mine(ids, labels=ids).loss.backward()
+        torch.optim.SGD(mine.parameters(), lr=0.5).step()
+        assert not torch.allclose(saved(ids).logits, mine(ids).logits)
+        llm.reset_prefix_cache()
+        want = mine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)[0, 5:]
+        assert llm.generate(ids[0].tolist(), GREEDY)[0].token_ids == want.tolist()
+
+
+def test_one_llm_after_another_on_a_model_object(model):
+    outputs = []
+    for drafter in (None, "lookup", copy.deepcopy(model)):
+        with LLM(model, drafter=drafter, max_rows=1, max_model_len=64) as llm:
+            outputs.append(llm.generate([1, 2, 3], GREEDY)[0].token_ids)
+    assert outputs[0] == outputs[1] == outputs[2] == plain("llama", (1, 2, 3), 24, params())[3:]
