@@ -3,10 +3,13 @@
 import copy
 
 import pytest
+import torch
 import transformers
 from support import COMMON, tiny
 
 from specdec import LLM, SamplingParams
+from specdec.draft import check_vocabulary
+from specdec.kernels import Sampling, sample
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +101,111 @@ def test_parameters_of_a_request(model):
             llm.generate([[1], [2]], [SamplingParams()])
         with pytest.raises(ValueError, match="messages: this model's tokenizer has no chat template"):
             llm.chat([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompt: expected a string or a list of token ids, got NoneType"),
+        ({"a": 1}, "prompt: expected a string or a list of token ids, got dict"),
+        (torch.tensor([1, 2]), "prompt: expected a string or a list of token ids, got Tensor"),
+        (("ab", "c"), "prompt: expected token ids .int., got str 'ab'"),
+        ([True], "prompt: expected token ids .int., got bool True"),
+    ],
+)
+def test_what_is_no_prompt_and_no_list_of_prompts(model, prompts, message):
+    with LLM(model, max_rows=1) as llm, pytest.raises(TypeError, match=message):
+        llm.generate(prompts)
+
+
+BAD_PROMPTS = ([], [97], [-1], [1.5], 7, None, "text", [1] * 128, [1] * 120, {"a": 1}, [[1]], b"ab")
+
+
+def test_every_bad_request_of_a_list_fails_alone(model):
+    """Between good requests of a running batch; their tokens are those of a run without the bad ones."""
+    greedy = SamplingParams(max_tokens=9, temperature=0.0)
+    with LLM(model, max_rows=2, kv_memory=7 * 16 * 2 * 2 * 2 * 16 * 4, drafter="lookup") as llm:
+        want = llm.generate([[i, i, i] for i in range(len(BAD_PROMPTS))], greedy)
+        mixed = [p for i, bad in enumerate(BAD_PROMPTS) for p in (bad, [i, i, i])]
+        outputs = llm.generate(mixed, greedy)
+        assert [o.prompt_index for o in outputs] == list(range(len(mixed)))
+        for bad in outputs[::2]:
+            assert (bad.finish_reason, bad.token_ids, bad.text) == ("error", [], "")
+            assert isinstance(bad.error, (TypeError, ValueError))
+            assert str(bad.error).startswith("prompt: ")
+        assert [o.token_ids for o in outputs[1::2]] == [o.token_ids for o in want]
+        assert llm.engine.pool.allocator.num_free == llm.limits.num_blocks
+
+
+def test_bad_parameters_of_a_list_fail_alone(model):
+    good = SamplingParams(max_tokens=4, temperature=0.0)
+    with LLM(model, max_rows=2) as llm:
+        outputs = llm.generate([[1], [1], [1]], [good, {"max_tokens": 3}, SamplingParams(stop="x")])
+        assert [o.finish_reason for o in outputs] == ["length", "error", "error"]
+        assert [str(o.error).split(":")[0] for o in outputs[1:]] == ["params", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("model_arguments", "message"),
+    [
+        ({"dtype": "int8"}, 'dtype: expected "auto", float32, bfloat16 or float16, got'),
+        ({"dtype": "bfloat16"}, "dtype: a loaded model keeps its torch.float32; expected that"),
+        ({"device": "tpu"}, 'device: expected "auto", "cpu" or "cuda'),
+        ({"revision": "main"}, "revision: only a model of the hub has revisions"),
+        ({"k": 1.5}, 'k: expected "auto" or an int, got float'),
+        ({"k": True}, 'k: expected "auto" or an int, got bool'),
+        ({"max_model_len": 0}, "max_model_len: expected at least 1, got 0"),
+        ({"max_model_len": "long"}, "max_model_len: expected an int, got str"),
+        ({"kv_memory": -5}, "kv_memory: expected at least 1, got -5"),
+        ({"kv_memory": 1e9}, "kv_memory: expected an int, got float"),
+        ({"block_size": None}, "block_size: expected an int, got NoneType"),
+        ({"drafter": torch.nn.Linear(2, 2)}, "drafter: expected None, .*got Linear"),
+        ({"compile": "yes"}, 'compile: expected "auto" or a bool, got str'),
+    ],
+)
+def test_more_arguments_of_llm(model, model_arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        LLM(model, **model_arguments)
+    assert not any("specdec" in name or name == "forward" for module in model.modules() for name in vars(module))
+
+
+def test_the_vocabulary_of_a_drafter_is_compared_word_by_word(model):
+    """With tokenizers on both sides, a different word at one id is a mismatch, whatever the sizes say."""
+
+    class Words:
+        def __init__(self, words):
+            self.words = words
+
+        def get_vocab(self):
+            return self.words
+
+    check_vocabulary(model, model, Words({"a": 0, "b": 1}), Words({"a": 0, "b": 1}))
+    with pytest.raises(
+        ValueError, match="drafter: expected the target's vocabulary.*2 entries differ, first 'b' at id 1"
+    ):
+        check_vocabulary(model, model, Words({"a": 0, "b": 1}), Words({"a": 0, "c": 1}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(4)}, "logits: expected shape .any, any., got .4."),
+        ({"logits": torch.zeros(2, 9).long()}, "logits: expected dtype .*, got torch.int64"),
+        ({"logits": torch.zeros(9, 2).t()}, "logits: expected a contiguous last dimension, got strides"),
+        ({"positions": torch.zeros(3).long()}, "positions: expected shape .2., got .3."),
+        ({"positions": torch.zeros(2)}, "positions: expected dtype .*, got torch.float32"),
+        ({"positions": torch.zeros(2, device="meta").long()}, "positions: expected device cpu, got meta"),
+        ({"rows": torch.zeros(5).long()}, "rows: expected shape .2., got .5."),
+        ({"vocab_size": 10}, "vocab_size: expected 1 to 9, the columns of logits, got 10"),
+        ({"temperature": torch.ones(3)}, "temperature: expected shape .2., got .3."),
+        ({"seed": torch.ones(2, device="meta").long()}, "seed: expected device cpu, got meta"),
+    ],
+)
+def test_tensors_of_the_sampling_kernel(change, message):
+    columns = {"temperature": torch.ones(2), "top_k": torch.zeros(2).int(), "top_p": torch.ones(2)}
+    columns |= {"min_p": torch.zeros(2), "seed": torch.zeros(2).long()}
+    columns |= {name: value for name, value in change.items() if name in columns}
+    rest = {"logits": torch.zeros(2, 9), "positions": torch.zeros(2).long()}
+    rest |= {name: value for name, value in change.items() if name not in columns}
+    with pytest.raises(ValueError, match=message):
+        sample(rest.pop("logits"), rest.pop("positions"), Sampling(**columns), **rest)
