@@ -50,33 +50,42 @@ class Raising:
         pass
 
 
+REQUESTS = st.fixed_dictionaries(
+    {
+        "text": st.integers(0, len(TEXTS) - 1),
+        "length": st.sampled_from(LENGTHS),
+        "new": st.integers(1, NEW),
+        "k": st.none() | st.integers(0, 5),
+        "temperature": st.sampled_from([1.0, 0.0]),
+        "samples": st.integers(1, 2),
+    }
+)
+INJECTIONS = ("blocks", "nan", "prompt", "round before", "round after", "drafter")
+
+
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
         drafter=st.sampled_from(DRAFTERS),
         lag=st.integers(0, 2),
         blocks=st.sampled_from([9, 12, 20, 48]),
         budget=st.sampled_from([2, 7, 30]),
+        requests=st.lists(REQUESTS, min_size=2, max_size=4),
     )
-    def start(self, drafter, lag, blocks, budget):
+    def start(self, drafter, lag, blocks, budget, requests):
         self.engine = engine(drafter=drafter, lag=lag, blocks=blocks, budget=budget, k=4)
         self.watch = Watch(self.engine, drafter)
         self.live: list[Request] = []
         self.may_fail: set = set()  # sequences that an injected failure may have hit
+        for request in requests:
+            self._submit(request)
+        self.step(4)
 
-    @rule(
-        text=st.integers(0, len(TEXTS) - 1),
-        length=st.sampled_from(LENGTHS),
-        new=st.integers(1, NEW),
-        k=st.none() | st.integers(0, 5),
-        temperature=st.sampled_from([0.0, 1.0]),
-        samples=st.integers(1, 2),
-        fails_at=st.none() | st.integers(0, 3),
-    )
-    def admit(self, text, length, new, k, temperature, samples, fails_at):
-        parent, p = None, params(temperature, seed=text, k=k)
-        for index in range(samples if temperature else 1):
-            request = Request(TEXTS[text][:length], NEW, p, index=index)
-            request.seq.limit = length + new
+    def _submit(self, wish, fails_at=None):
+        prompt, parent = TEXTS[wish["text"]][: wish["length"]], None
+        p = params(wish["temperature"], seed=wish["text"], k=wish["k"])
+        for index in range(wish["samples"] if p.noise else 1):
+            request = Request(prompt, NEW, p, index=index)
+            request.seq.limit = len(prompt) + wish["new"]
             request.seq.parent, parent = parent, parent or request.seq
             self.watch.full[request.seq] = request.full
             if isinstance(self.engine.drafter, Oracle):
@@ -86,35 +95,42 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.submit(request.seq, None if fails_at is None else Raising(fails_at))
             self.live.append(request)
 
+    @rule(request=REQUESTS, fails_at=st.none() | st.integers(0, 3))
+    def admit(self, request, fails_at):
+        self._submit(request, fails_at)
+
     @rule(steps=st.integers(1, 4))
     def step(self, steps):
         for _ in range(steps):
             self.engine.step()
             self.watch.check()
 
-    @precondition(lambda self: any(r.seq.status is not Status.FINISHED for r in self.live))
-    @rule(data=st.data())
-    def cancel(self, data):
-        open_ = [r.seq for r in self.live if r.seq.status is not Status.FINISHED]
-        self.engine.cancel(data.draw(st.sampled_from(open_)))
-
     @precondition(lambda self: self.engine.scheduler.sequences)
-    @rule(data=st.data())
-    def preempt(self, data):
-        self.engine.scheduler.preempt(data.draw(st.sampled_from(self.engine.scheduler.sequences)))
+    @rule(data=st.data(), cancels=st.booleans())
+    def disturb(self, data, cancels):
+        """Cancel or preempt a sequence, and go on at once: rounds that it is in may be in flight."""
+        if cancels:
+            unfinished = [r.seq for r in self.live if r.seq.status is not Status.FINISHED]
+            self.engine.cancel(data.draw(st.sampled_from(unfinished)))
+        else:
+            self.engine.scheduler.preempt(data.draw(st.sampled_from(self.engine.scheduler.sequences)))
+        self.step(1)
 
-    @rule()
-    def drain(self):
-        finish(self.engine)
-        self.watch.check()
+    @precondition(lambda self: self.engine.scheduler.running)
+    @rule(data=st.data(), kind=st.sampled_from(INJECTIONS))
+    def inject(self, data, kind):
+        """One failure of invariant 6, at the next chance that the engine gives it."""
+        if kind == "blocks":
+            self._refuse_blocks(data.draw(st.integers(1, 3)))
+        elif kind == "nan":
+            self.watch.failing = self._nan_logits(data.draw(st.sampled_from(self.engine.scheduler.running)))
+        elif kind != "drafter":
+            self.watch.failing = self._failing_forward(kind)
+        elif not isinstance(self.engine.drafter, ModelDrafter):
+            self._failing_drafter()
+        self.step(1)
 
-    @precondition(lambda self: self.engine.idle)
-    @rule()
-    def reset_prefixes(self):
-        self.engine.pool.allocator.reset_prefix_cache()
-
-    @rule(times=st.integers(1, 3))
-    def refuse_blocks(self, times):
+    def _refuse_blocks(self, times):
         allocator, left = self.engine.pool.allocator, [times]
         vars(allocator).pop("allocate", None)
         allocate = allocator.allocate
@@ -127,11 +143,7 @@ class EngineMachine(RuleBasedStateMachine):
 
         allocator.allocate = refuse
 
-    @precondition(lambda self: self.engine.scheduler.running)
-    @rule(data=st.data())
-    def nan_logits(self, data):
-        chosen = data.draw(st.sampled_from(self.engine.scheduler.running))
-
+    def _nan_logits(self, chosen):
         def spoil(when, name, packed, logits):
             running = self.engine.scheduler.running
             if name == "drafter" or when == "before":
@@ -143,27 +155,29 @@ class EngineMachine(RuleBasedStateMachine):
                 self.may_fail.add(chosen)
             return logits
 
-        self.watch.failing = spoil
+        return spoil
 
-    @rule(during=st.sampled_from(["prompt", "round before", "round after"]))
-    def failing_forward(self, during):
+    def _failing_forward(self, during):
         def fail(when, name, packed, logits):
-            wanted = "prompt" if logits is False else f"round {when}"
-            if wanted == during and name == "target":
+            if name == "target" and during == ("prompt" if logits is False else f"round {when}"):
                 self.watch.failing = None
                 self.may_fail.update(self.engine.scheduler.sequences)
                 raise torch.OutOfMemoryError("injected")
             return logits
 
-        self.watch.failing = fail
+        return fail
 
-    @precondition(lambda self: not isinstance(self.engine.drafter, (ModelDrafter, type(None))))
-    @rule()
-    def failing_drafter(self):
+    def _failing_drafter(self):
         def fail(rows, k):
             raise Injected("drafter")
 
-        self.engine.drafter.propose = fail
+        if self.engine.drafter:
+            self.engine.drafter.propose = fail
+
+    @precondition(lambda self: self.engine.idle)
+    @rule()
+    def reset_prefixes(self):
+        self.engine.pool.allocator.reset_prefix_cache()
 
     @invariant()
     def everything_holds(self):
@@ -190,8 +204,8 @@ TestEngine = EngineMachine.TestCase
 # The drafter's failure warns, as it should.
 TestEngine.pytestmark = [pytest.mark.filterwarnings("ignore:the drafter failed")]
 TestEngine.settings = settings(
-    max_examples=50,
-    stateful_step_count=25,
+    max_examples=35,
+    stateful_step_count=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
@@ -206,16 +220,20 @@ def watched(kind="none", **options):
     return e, Watch(e, kind)
 
 
-def go(e, watch, requests, steps=500):
-    """Run to the end; every step is looked at, and every output is plain decoding's."""
-    watch.full.update({r.seq: r.full for r in requests})
-    submit(e, requests)
+def finish_watched(e, watch, steps=500):
     for _ in range(steps):
         if e.idle:
             break
         e.step()
         watch.check()
     finish(e)
+
+
+def go(e, watch, requests):
+    """Run to the end; every step is looked at, and every output is plain decoding's."""
+    watch.full.update({r.seq: r.full for r in requests})
+    submit(e, requests)
+    finish_watched(e, watch)
     for request in requests:
         assert_plain(request)
     return requests
@@ -245,6 +263,24 @@ def test_a_hit_leaves_the_newest_token_to_run(length):
     full = go(e, watch, [Request(_LONG[:3], NEW, params())])[0].full
     hit = go(e, watch, [Request(full[:length], 4, params())])[0].seq
     assert hit.stats.cached_tokens == (length - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["none", "near", "right"])
+def test_what_a_round_in_flight_emits_for_a_preempted_sequence_is_kept(kind, lag):
+    """It is not admitted again before that round is read: its tokens and its KV would be those of two pasts."""
+    for at in range(2, 8):
+        e, watch = watched(kind, k=3, lag=lag)
+        each = [Request(_LONG[:5], NEW, params(k=3)), Request(_LONG[5:9], NEW, params(1.0, seed=1, k=3))]
+        watch.full.update({r.seq: r.full for r in each})
+        submit(e, each)
+        for _ in range(at):
+            e.step()
+        if each[1].seq.row is not None:
+            e.scheduler.preempt(each[1].seq)
+        finish_watched(e, watch)
+        for request in each:
+            assert_plain(request)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
