@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, INTS, check
+from specdec.kernels.filter_kernel import mass_kernel, peak_kernel, select_kernel
 from specdec.kernels.reference import sample as reference
-from specdec.kernels.reference.philox import log, weights
-from specdec.kernels.reference.sample import MIN_TEMPERATURE, Sampling
+from specdec.kernels.reference.sample import Sampling
 from specdec.kernels.sample_kernel import race_kernel, winner_kernel
 
 TILE = 2048
+"""Columns of a row that one program races."""
+PART = 16384
+"""Columns of a row whose mass one program sums."""
+CAPACITY = 2048
+"""Logits of a row that the filters keep at hand; where more may pass, the whole row is raced."""
+ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+"""Low bits that are zero in every value of a dtype, as fp32."""
 
 
 def sample(
@@ -70,38 +79,37 @@ def _race(
         return out
     tiles = -(-vocab_size // TILE)
     best = torch.empty(count, tiles, dtype=torch.float32, device=logits.device)
-    best_id = torch.empty(count, tiles, dtype=torch.int32, device=logits.device)
-    kept = survivors(logits, sampling, rows) if filters else None
     with on_device(logits):
-        race_kernel[(count, tiles)](
-            logits, kept, positions, rows, sampling.temperature, sampling.seed, best, best_id,
-            logits.stride(0), kept.stride(0) if kept is not None else 0, vocab_size, sampling.seed.shape[0], tiles,
-            NOISE=noise, BLOCK=TILE, num_warps=4, enable_fp_fusion=False,
+        peaks, limits = _filter(logits, positions, sampling, rows, out) if filters else (None, None)
+        inputs = (positions, rows, sampling.temperature, sampling.seed, best)
+        sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], tiles)
+        race_kernel[(count, tiles)](logits, peaks, limits, *inputs, *sizes, NOISE=noise, QUADS=TILE // 4, num_warps=4)
+        winner_kernel[(count,)](
+            logits, limits, *inputs, out, *sizes, NOISE=noise, QUADS=TILE // 4, BLOCK=triton.next_power_of_2(tiles),
+            SCAN=4096, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
-        winner_kernel[(count,)](best, best_id, out, tiles, BLOCK=triton.next_power_of_2(tiles), num_warps=1)
     return out
 
 
-def survivors(logits: Tensor, sampling: Sampling, rows: Tensor | None) -> Tensor:
-    """[T, V] bool, what passes top-k, then top-p of what is left, then min-p; sorted, with nothing read back.
-
-    Masses are fixed-point integers, so that their sums don't depend on an order.
-    """
-    if rows is not None:
-        index = rows.long().clamp(0, sampling.seed.shape[0] - 1)
-        sampling = Sampling(*(column[index] for column in sampling))
-    x = logits.float()
-    vocab_size = x.shape[1]
-    ordered = x.sort(dim=1, descending=True).values
-    k = torch.where(sampling.top_k > 0, sampling.top_k, vocab_size).long().clamp(max=vocab_size)
-    threshold = ordered.gather(1, k[:, None] - 1)
-    z = ordered * (1.0 / sampling.temperature.float().clamp(min=MIN_TEMPERATURE))[:, None]
-    mass = torch.where(ordered >= threshold, weights(z - z[:, :1]), 0)
-    above = (mass.cumsum(1) - mass).double()
-    inside = (above < mass.sum(1, keepdim=True).double() * sampling.top_p[:, None]) & (ordered >= threshold)
-    inside = inside | (sampling.top_p >= 1)[:, None] & (ordered >= threshold)
-    last = inside.sum(1, keepdim=True).clamp(min=1) - 1
-    bound = z[:, :1] + log(sampling.min_p.clamp(min=1e-30))[:, None].clamp(max=0.0)
-    allowed = (z >= bound) | (sampling.min_p <= 0)[:, None]
-    last = torch.minimum(last, (allowed.sum(1, keepdim=True) - 1).clamp(min=0))
-    return x >= ordered.gather(1, last)
+def _filter(
+    logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor | None, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Maxima of 128 columns each [T, V / 128], and the limits of `select_kernel` [T, 4], which writes some rows of `out`."""
+    count, vocab_size = logits.shape
+    groups, parts = -(-vocab_size // 128), -(-vocab_size // PART)
+    empty = partial(torch.empty, device=logits.device)
+    peaks, hits = empty(count, groups, dtype=torch.float32), empty(count, groups, dtype=torch.int32)
+    near, near_ids = empty(count, CAPACITY, dtype=torch.float32), empty(count, CAPACITY, dtype=torch.int32)
+    masses = empty(count, parts, dtype=torch.int64)
+    limits = empty(count, 4, dtype=torch.float64)
+    sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], groups, parts)
+    peak_kernel[(count, -(-groups // 16))](logits, peaks, *sizes[:2], groups, BLOCK=16, num_warps=4)
+    mass_kernel[(count, parts)](
+        logits, peaks, rows, *sampling[:3], masses, *sizes, PART=PART, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+    )
+    select_kernel[(count,)](
+        logits, peaks, masses, positions, rows, *sampling, hits, near, near_ids, limits, out, *sizes,
+        SHIFT=ZERO_BITS[logits.dtype], BLOCK=1024, PARTS=triton.next_power_of_2(parts), CAPACITY=CAPACITY,
+        num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    return peaks, limits

@@ -1,7 +1,7 @@
-"""The Triton side of `sample`: tiles of a row race for the best score, and a second kernel picks each row's winner.
+"""The Triton side of `sample`: tiles of a row race with estimated scores, then exact arithmetic names the row's winner.
 
-Compiled without fused multiply-add and with divisions rounded to nearest, so that a token wins by the same fp32 score
-as in the torch twin (see `reference.philox`).
+An exact score costs a hundred instructions, an estimate ten, and only the tile with the best estimate needs more (now
+and then a second one). The winner's score is the twin's to the bit, so both draw the same token.
 """
 
 from __future__ import annotations
@@ -9,83 +9,177 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-SQRT_HALF_BITS: tl.constexpr = tl.constexpr(0x3F3504F3)
+from specdec.kernels.filter_kernel import LIMITS, mass_from, next_above, row_of
+from specdec.kernels.philox_kernel import (
+    LN2,
+    LOG2_E,
+    MIN_TEMPERATURE,
+    gumbel_of_words,
+    log2_exponential,
+    noise_words,
+)
+
+LN_LN2: tl.constexpr = tl.constexpr(-0.36651292058166435)
 
 
 @triton.jit
-def log_parts(exponent, fraction):
-    """exponent ln 2 + ln(1 + fraction): the series of atanh."""
-    s = tl.div_rn(fraction, fraction + 2.0)
-    z = s * s
-    series = (((z * (1 / 9) + 1 / 7) * z + 1 / 5) * z + 1 / 3) * z + 1.0
-    return exponent * LN2 + (s + s) * series
+def load_tile(logits, t, tile, stride, vocab_size, QUADS: tl.constexpr):
+    """Token ids and logits fp32 of a tile, [QUADS, 4]; -inf past the vocabulary."""
+    ids = tile * (4 * QUADS) + tl.arange(0, QUADS)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    return ids, tl.load(logits + t * stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def gumbel_of_words(words):
-    """words uint32 -> Gumbel noise fp32, with both tails at the resolution of the word."""
-    u = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    q = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    small = u < 0.29289321881345254
-    bits = q.to(tl.int32, bitcast=True)
-    exponent = (bits - SQRT_HALF_BITS) >> 23
-    fraction = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
-    e = -log_parts(tl.where(small, 0, exponent).to(tl.float32), tl.where(small, -u, fraction))
-    bits = e.to(tl.int32, bitcast=True)
-    exponent = (bits - SQRT_HALF_BITS) >> 23
-    fraction = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
-    return -log_parts(exponent.to(tl.float32), fraction)
+def split4(x, QUADS: tl.constexpr):
+    """The four columns of x [QUADS, 4]."""
+    even, odd = tl.split(tl.reshape(x, [QUADS, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return x0, x1, x2, x3
 
 
 @triton.jit
-def noise(seed, position, first, QUADS: tl.constexpr):
-    """Gumbel noise of the 4 * QUADS tokens from `first` (a multiple of 4) on; Philox counter (token // 4, position)."""
-    quads = (first // 4 + tl.arange(0, QUADS)).to(tl.uint32)
-    zero = tl.zeros([QUADS], tl.uint32)
-    w0, w1, w2, w3 = tl.philox(seed, quads, zero + position.to(tl.uint32), zero, zero)
-    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [4 * QUADS])
-    return gumbel_of_words(words)
+def max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def best_estimate(x, temp, seed, position, tile, QUADS: tl.constexpr):
+    """The best of x [QUADS, 4], divided by temp and with noise if that is above 0, as a scalar; NaN counts as +inf."""
+    x0, x1, x2, x3 = split4(x, QUADS)
+    if temp > 0:
+        scale = LOG2_E / tl.maximum(temp, MIN_TEMPERATURE)
+        w0, w1, w2, w3 = noise_words(seed, position, tile * QUADS + tl.arange(0, QUADS))
+        x0 = x0 * scale - log2_exponential(w0)
+        x1 = x1 * scale - log2_exponential(w1)
+        x2 = x2 * scale - log2_exponential(w2)
+        x3 = x3 * scale - log2_exponential(w3)
+    top = max_nan(max_nan(x0, x1), max_nan(x2, x3))
+    top = tl.max(tl.where(top != top, float("inf"), top), 0)
+    return tl.where(temp > 0, top * LN2 - LN_LN2, top)
 
 
 @triton.jit
 def race_kernel(
-    logits, kept, positions, rows, temperature, seed, best, best_id,
-    stride, kept_stride, vocab_size, num_rows, tiles,
-    NOISE: tl.constexpr, BLOCK: tl.constexpr,
+    logits, peaks, limits, positions, rows, temperature, seed, best,
+    stride, vocab_size, num_rows, tiles,
+    NOISE: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row of logits, tile): the tile's best score and its lowest id; NaN if the tile holds NaN."""
+    """One program per (row of logits, tile): the best score of its tile, at most a trifle too high.
+
+    limits [T, 4]: what `select_kernel` left of the row; a tile whose peaks, maxima of 128 columns, lie below is not read.
+    """
     t = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    row = t if rows is None else tl.minimum(tl.maximum(tl.load(rows + t), 0), num_rows - 1)
-    ids = tile * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + t * stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
-    bad = tl.max((x != x).to(tl.int32), 0)
-    score = x
+    row = row_of(rows, t, num_rows)
+    temp = 0.0
     if NOISE:
         temp = tl.load(temperature + row)
-        if temp > 0:
-            score = x * tl.div_rn(1.0, tl.maximum(temp, 1e-6))
-            if kept is not None:
-                keep = tl.load(kept + t * kept_stride + ids, mask=ids < vocab_size, other=0)
-                score = tl.where(keep != 0, score, float("-inf"))
-            drawn = score + noise(tl.load(seed + row), tl.load(positions + t), tile * BLOCK, BLOCK // 4)
-            # +inf wins without noise, and the noise of what is -inf or past the vocabulary is no score.
-            score = tl.where((score == float("-inf")) | (score == float("inf")), score, drawn)
-    top = tl.max(score, 0)
-    winner = tl.min(tl.where(score == top, ids, 2147483647), 0)
-    tl.store(best + t * tiles + tile, tl.where(bad > 0, float("nan"), top))
-    tl.store(best_id + t * tiles + tile, winner)
+    inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+    least, least_z = float("-inf"), float("-inf")
+    peak = float("inf")
+    if limits is not None:
+        least = tl.load(limits + t * LIMITS).to(tl.float32)
+        least_z = tl.load(limits + t * LIMITS + 1).to(tl.float32)
+        group = tile * (QUADS // 32) + tl.arange(0, QUADS // 32)
+        groups = tl.cdiv(vocab_size, 128)
+        peak = tl.max(tl.load(peaks + t * groups + group, mask=group < groups, other=float("-inf")), 0)
+    result = float("-inf")
+    if (peak >= least) & (peak * inverse >= least_z):
+        _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
+        if limits is not None:
+            x = tl.where((x < least) | (x * inverse < least_z), float("-inf"), x)
+        key, position = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+        if NOISE:
+            key, position = tl.load(seed + row), tl.load(positions + t).to(tl.int64)
+        result = best_estimate(x, temp, key, position, tile, QUADS)
+    tl.store(best + t * tiles + tile, result)
 
 
 @triton.jit
-def winner_kernel(best, best_id, out, tiles, BLOCK: tl.constexpr):
-    """One program per row: the best of its tiles, the lowest id of equals; -1 for NaN or nothing above -inf."""
-    t = tl.program_id(0).to(tl.int64)
+def exact_best(logits, t, tile, stride, vocab_size, least, least_z, temp, seed, position, QUADS: tl.constexpr):
+    """(score, token, logit, whether there is a NaN) of a tile's winner, the lowest token of equals."""
+    ids, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
+    score = x
+    if temp > 0:
+        z = x * tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        w0, w1, w2, w3 = noise_words(seed, position, tile * QUADS + tl.arange(0, QUADS))
+        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [QUADS, 4])
+        score = tl.where((x >= least) & (z >= least_z), z + gumbel_of_words(words), float("-inf"))
+    bad = tl.max((x != x).to(tl.int32))
+    score = tl.where(score != score, float("-inf"), score)
+    top = tl.max(score)
+    token = tl.min(tl.where((score == top) & (ids < vocab_size), ids, 2147483647))
+    return top, token, tl.max(tl.where(ids == token, x, float("-inf"))), bad
+
+
+@triton.jit
+def row_winner(
+    logits, t, stride, vocab_size, estimates, least, least_z, temp, seed, position,
+    QUADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(token, its logit) of the best exact score, looking into tiles best estimate first; token -1 for NaN or nothing."""
     i = tl.arange(0, BLOCK)
-    score = tl.load(best + t * tiles + i, mask=i < tiles, other=float("-inf"))
-    ids = tl.load(best_id + t * tiles + i, mask=i < tiles, other=2147483647)
-    bad = tl.max((score != score).to(tl.int32), 0)
-    top = tl.max(score, 0)
-    winner = tl.min(tl.where(score == top, ids, 2147483647), 0)
-    tl.store(out + t, tl.where((bad > 0) | (top == float("-inf")), -1, winner).to(tl.int64))
+    score, token, logit = float("-inf"), tl.full([], -1, tl.int32), float("-inf")
+    top = tl.max(estimates, 0)
+    going = top > float("-inf")
+    while going:
+        tile = tl.min(tl.where(estimates == top, i, BLOCK), 0)
+        tile_score, tile_token, tile_logit, bad = exact_best(
+            logits, t, tile, stride, vocab_size, least, least_z, temp, seed, position, QUADS
+        )
+        better = (tile_score > score) | ((tile_score == score) & (tile_token < token))
+        score = tl.where(better, tile_score, score)
+        logit = tl.where(better, tile_logit, logit)
+        token = tl.where(bad > 0, -1, tl.where(better, tile_token, token))
+        estimates = tl.where(i == tile, float("-inf"), estimates)
+        top = tl.max(estimates, 0)
+        near = (temp > 0) & (top + 1e-3 >= score - 1e-6 * tl.abs(score))  # estimates are never lower than that
+        # Without noise it is exact, and a later tile has higher ids; +inf may stand for a NaN.
+        going = (bad == 0) & (top > float("-inf")) & (near | (top > score) | (top == float("inf")))
+    return token, logit
+
+
+@triton.jit
+def winner_kernel(
+    logits, limits, positions, rows, temperature, seed, best, out,
+    stride, vocab_size, num_rows, tiles,
+    NOISE: tl.constexpr, QUADS: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
+):  # fmt: skip
+    """One program per row that `select_kernel` left undecided: the token drawn; -1 for NaN or nothing above -inf.
+
+    Where top-p's bound was not searched for, a winner that has the mass `target` above it is refused. Top-p keeps what
+    is above some logit, so it refuses everything up to the winner's, and the race goes on above that.
+    """
+    t = tl.program_id(0).to(tl.int64)
+    row = row_of(rows, t, num_rows)
+    i = tl.arange(0, BLOCK)
+    temp, least, least_z = 0.0, float("-inf"), float("-inf")
+    key, position = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    if NOISE:
+        temp, key, position = tl.load(temperature + row), tl.load(seed + row), tl.load(positions + t).to(tl.int64)
+    if limits is None:
+        estimates = tl.load(best + t * tiles + i, mask=i < tiles, other=float("-inf"))
+        token, _ = row_winner(
+            logits, t, stride, vocab_size, estimates, least, least_z, temp, key, position, QUADS, BLOCK
+        )
+        tl.store(out + t, token.to(tl.int64))
+    else:
+        least = tl.load(limits + t * LIMITS).to(tl.float32)
+        least_z = tl.load(limits + t * LIMITS + 1).to(tl.float32)
+        top = tl.load(limits + t * LIMITS + 2).to(tl.float32)
+        target = tl.load(limits + t * LIMITS + 3)
+        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        going = least < float("inf")
+        while going:
+            estimates = tl.load(best + t * tiles + i, mask=i < tiles, other=float("-inf"))
+            token, logit = row_winner(
+                logits, t, stride, vocab_size, estimates, least, least_z, temp, key, position, QUADS, BLOCK
+            )
+            tl.store(out + t, token.to(tl.int64))
+            going = False
+            if target < float("inf"):
+                least = next_above(logit)
+                if least <= top:
+                    above = mass_from(logits + t * stride, 0, vocab_size, least, inverse, top * inverse, SCAN)
+                    going = above.to(tl.float64) >= target

@@ -1,12 +1,19 @@
-"""Tokens drawn by `sample`: against the plain formula, filters by sorting, the softmax distribution, and broken rows."""
+"""Tokens drawn by `sample`: the twin against the plain formula, filters by sorting, the softmax distribution, and broken
+rows; the Triton kernels, in the interpreter, against the twin.
+"""
 
 import math
 
 import pytest
 import scipy.stats
 import torch
+import triton
+import triton.language as tl
 
-from specdec.kernels.reference.philox import gumbel
+from specdec.kernels import sample as dispatched
+from specdec.kernels.backend import INTERPRETED, interpreted
+from specdec.kernels.philox_kernel import log2_exponential
+from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words
 from specdec.kernels.reference.sample import Sampling, sample
 
 
@@ -55,7 +62,7 @@ def logits_of(rows, columns, seed=0, scale=3.0):
 @pytest.mark.parametrize("columns", [1, 63, 97, 128, 4099, 49152])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 5.0])
 def test_every_token_is_the_argmax_of_logits_and_noise(columns, temperature):
-    rows = 40 if columns < 40_000 else 6
+    rows = 40 if columns < 40_000 else 3
     x, positions = logits_of(rows, columns), torch.arange(rows) * 97 + 3
     params = make(rows, temperature, seed=torch.arange(rows) * 2**40 - 3)
     assert sample(x, positions, params).tolist() == plain_sample(x, positions, params).tolist()
@@ -166,3 +173,128 @@ def test_no_rows_and_out():
     assert sample(torch.empty(0, 97), torch.empty(0, dtype=torch.long), make(0)).shape == (0,)
     out = torch.full((2,), 9)
     assert sample(logits_of(2, 97), torch.arange(2), make(2), out=out) is out and (out != 9).any()
+
+
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/gpu compares the kernels with the twin")
+
+
+def check_kernel(logits, positions, params, **options):
+    """The kernels' tokens are the twin's; what they allocate starts as NaN."""
+    want = sample(logits, positions, params, **options)
+    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN, or with the largest integer
+    try:
+        with interpreted():
+            got = dispatched(logits, positions, params, **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert got.tolist() == want.tolist()
+
+
+def every_kind(columns):
+    """Parameters of eight rows: greedy, noise alone, each filter, two at a time, and all of them."""
+    top_k = [0, 0, 5, 0, 0, 50, min(40, columns), 9]
+    top_p = [1, 1, 1, 0.9, 1, 0.95, 1, 0.3]
+    min_p = [0, 0, 0, 0, 0.1, 0, 0.03, 0.01]
+    return make(8, [0, 0.7, 1, 1.3, 0.9, 1, 0.8, 1], top_k, top_p, min_p, seed=torch.arange(8) * 2**40 - 3)
+
+
+@triton.jit
+def estimate_kernel(words, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, log2_exponential(tl.load(words + i).to(tl.uint32)))
+
+
+@needs_interpreter
+def test_estimated_noise_is_never_too_low_and_hardly_too_high():
+    edges = torch.tensor([0, 1, 2, 2**16 - 1, 2**16, 2**20, 2**24, 2**31, MASK32 - 2**16, MASK32 - 1, MASK32])
+    words = torch.randint(0, 2**32, (2**14,), generator=torch.Generator().manual_seed(0)) >> torch.arange(2**14) % 32
+    words[: edges.numel()] = edges
+    estimate = torch.empty(words.numel())
+    estimate_kernel[(1,)](words, estimate, BLOCK=words.numel())
+    exact = gumbel_of_words(words)
+    over = -math.log(2) * (estimate + math.log2(math.log(2))) - exact
+    assert over.min() > -1e-5 and over.max() < 0.75
+    assert over[exact > -1.5].max() < 3e-3
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(1, torch.float32), (5, torch.bfloat16), (127, torch.float16), (129, torch.float32), (2049, torch.bfloat16),
+     (2053, torch.float32)],
+)  # fmt: skip
+def test_kernel_draws_the_twins_tokens(columns, dtype):
+    """In one call, and with the promises that there are no filters, and no noise."""
+    x, positions, params = logits_of(8, columns).to(dtype), torch.arange(8) * 977 + 3, every_kind(columns)
+    check_kernel(x, positions, params)
+    check_kernel(x, positions, params, filters=False)
+    check_kernel(x, positions, params, noise=False)
+
+
+@needs_interpreter
+def test_kernel_in_a_big_vocabulary():
+    params = Sampling(*(column[[0, 1, 3, 7]] for column in every_kind(50)))
+    check_kernel(logits_of(4, 32_003).bfloat16(), torch.arange(4), params)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_kernel_where_more_pass_than_it_keeps_at_hand(dtype):
+    """Flat rows of 5001: the whole row is searched for the k-th logit, and winners outside of the nucleus are refused."""
+    x = logits_of(9, 5001, scale=0.3).to(dtype)
+    top_k = [0, 0, 0, 0, 41, 4000, 4000, 4990, 0]
+    top_p = [0.99999, 0.6, 0.2, 0.0, 1, 1, 0.7, 0.3, 1]
+    min_p = [0, 0, 0.3, 0, 0, 0, 0, 0.2, 1e-3]
+    check_kernel(x, torch.arange(9), make(9, 1.1, top_k, top_p, min_p))
+
+
+@needs_interpreter
+def test_kernel_at_the_edges_of_the_parameters():
+    x = logits_of(9, 301).bfloat16()
+    temperature = [1e-9, 1e-3, 1e4, 1e4, 1, 1, 1, 1, 1]
+    top_k = [3, 3, 0, 50, 301, 302, 1, 0, 0]
+    top_p = [1, 0.9, 0.5, 1, 0.9, 1, 1, 1e-6, 1]
+    min_p = [0, 0, 0, 1e-3, 0, 0.1, 0, 0, 1]
+    check_kernel(x, torch.arange(9), make(9, temperature, top_k, top_p, min_p))
+
+
+@needs_interpreter
+@pytest.mark.parametrize("columns", [257, 2300])
+def test_kernel_keeps_ties(columns):
+    """Few values, zeros of both signs among them, many equal ones at each threshold, and a flat row."""
+    x = (logits_of(7, columns) / 2).round()
+    x[:, ::7] = -0.0
+    x[6] = -2.5
+    check_kernel(x, torch.arange(7), make(7, 2.0, [5, 0, 30, 0, 400, 0, 3], [1, 0.6, 0.8, 1, 0.9, 0.3, 0.5], 0.01))
+    check_kernel(x, torch.arange(7), make(7, 0.0))
+
+
+@needs_interpreter
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_kernel_of_broken_rows(temperature):
+    x = logits_of(8, 2200)
+    x[0, 2150] = math.nan
+    x[1] = -math.inf
+    x[2], x[7, 2199], x[7, 3] = math.nan, math.nan, math.inf
+    x[3, :2199] = -math.inf
+    x[4, [31, 2180]] = math.inf
+    x[5, ::2] = -math.inf
+    for filters in (dict(), dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1)):
+        check_kernel(x, torch.arange(8), make(8, temperature, **filters))
+
+
+@needs_interpreter
+def test_kernel_of_strided_padded_and_mapped_rows():
+    """Rows of another pitch, columns past the vocabulary that hold NaN, rows' parameters through `rows`, and `out`."""
+    storage = torch.full((12, 700), math.nan)
+    x = storage[::2, 9:609]
+    x[:, :531] = logits_of(6, 531)
+    rows = torch.tensor([2, 0, 7, 5, -1, 99], dtype=torch.int32)
+    positions = torch.tensor([4, 5, 6, 7, -(2**31), 2**31 - 1])
+    check_kernel(x, positions, every_kind(531), rows=rows, vocab_size=531)
+    out = torch.full((6,), 9)
+    with interpreted():
+        assert dispatched(x, positions, every_kind(531), rows=rows, vocab_size=531, out=out) is out
+    assert torch.equal(out, sample(x, positions, every_kind(531), rows=rows, vocab_size=531))
+    with interpreted():
+        assert dispatched(x[:0], positions[:0], every_kind(531)).shape == (0,)

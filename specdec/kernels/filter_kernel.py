@@ -1,0 +1,281 @@
+"""Top-k, top-p and min-p without a sort: which logits of a row may be drawn, found by narrowing an interval.
+
+The maxima of 128 columns each, `peaks`, tell where to look: the k-th highest logit is no lower than the k-th highest
+peak, and the nucleus of the peaks ends no higher than that of the row. What lies above such a floor is gathered, and the
+exact bound is found among it; then the few that passed race at once. Where they are not few, the race of the whole row
+(`sample_kernel`) goes on from here. Counts and fixed-point masses are integers, so their order does not matter.
+"""
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specdec.kernels.philox_kernel import MIN_TEMPERATURE, exact_log, gumbel_of_words, noise_words, weight_of
+
+GROUP: tl.constexpr = tl.constexpr(128)
+GROUPS_AT_ONCE: tl.constexpr = tl.constexpr(32)
+WAYS: tl.constexpr = tl.constexpr(8)
+LIMITS: tl.constexpr = tl.constexpr(4)  # columns that `select_kernel` writes for a row
+INFINITY: tl.constexpr = tl.constexpr(float("inf"))
+LOWEST: tl.constexpr = tl.constexpr(-2139095041)  # step_of(-inf, 0)
+
+
+@triton.jit
+def row_of(rows, t, num_rows):
+    """The row of parameters of a row of logits; the nearest one for what is out of range (padding)."""
+    return t if rows is None else tl.minimum(tl.maximum(tl.load(rows + t), 0), num_rows - 1)
+
+
+@triton.jit
+def step_of(x, SHIFT: tl.constexpr):
+    """Place of fp32 x in the order of all floats of the dtype that leaves SHIFT low bits of fp32 zero; int64."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 counts as 0
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT).to(tl.int64)
+
+
+@triton.jit
+def float_at(step, SHIFT: tl.constexpr):
+    """The float of that place, as fp32."""
+    key = ((step << SHIFT) | tl.where(step < 0, (1 << SHIFT) - 1, 0)).to(tl.int32)
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def next_above(x):
+    """The least fp32 that is greater than x."""
+    return float_at(step_of(x, 0) + 1, 0)
+
+
+@triton.jit
+def mass_from(source, start, stop, least, inverse, z_top, BLOCK: tl.constexpr):
+    """Mass of the values source[start:stop] that are >= least; int64 in units of 2^-34 of the highest's."""
+    total = tl.zeros([BLOCK], tl.int64)
+    for first in range(start, stop, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < stop, other=-INFINITY).to(tl.float32)
+        total += tl.where(x >= least, weight_of(x * inverse - z_top), 0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _cuts(low, high):
+    """WAYS ascending places above low, up to high; they may repeat."""
+    return low + tl.maximum((high - low) * (tl.arange(0, WAYS) + 1) // WAYS, 1)
+
+
+@triton.jit
+def _narrow(low, high, places, passed):
+    """`passed` holds for the first few places: the interval from the last that passed to the first that did not."""
+    low = tl.maximum(low, tl.max(tl.where(passed, places, low), 0))
+    return low, tl.minimum(high, tl.min(tl.where(passed, high, places), 0))
+
+
+@triton.jit
+def _counts_from(source, size, floats, BLOCK: tl.constexpr):
+    """How many of `size` values are >= each of `floats` [WAYS]."""
+    total = tl.zeros([WAYS], tl.int32)
+    for start in range(0, size, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
+        total += tl.sum((x[:, None] >= floats[None, :]).to(tl.int32), 0)
+    return total
+
+
+@triton.jit
+def _masses_from(source, size, floats, inverse, z_top, BLOCK: tl.constexpr):
+    """Mass of the values that are >= each of `floats` [WAYS]."""
+    total = tl.zeros([WAYS], tl.int64)
+    for start in range(0, size, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
+        weight = weight_of(x * inverse - z_top)
+        total += tl.sum(tl.where(x[:, None] >= floats[None, :], weight[:, None], 0), 0)
+    return total
+
+
+@triton.jit
+def kth_highest(source, size, k, floor, top, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The k-th highest of `size` values, at least k of which are >= floor and none > top."""
+    low = step_of(floor, SHIFT)
+    high = step_of(top, SHIFT) + 1
+    while high - low > 1:
+        places = _cuts(low, high)
+        low, high = _narrow(low, high, places, _counts_from(source, size, float_at(places, SHIFT), BLOCK) >= k)
+    return float_at(low, SHIFT)
+
+
+@triton.jit
+def nucleus_floor(source, size, target, floor, top, inverse, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """The least float from `floor` on with less than `target` mass of the `size` values above it; at most `top`."""
+    z_top = top * inverse
+    low = step_of(floor, SHIFT) - 1  # as if the mass above it were enough
+    high = step_of(top, SHIFT)
+    while high - low > 1:
+        places = _cuts(low, high)
+        above = _masses_from(source, size, float_at(places + 1, SHIFT), inverse, z_top, BLOCK)
+        low, high = _narrow(low, high, places, above.to(tl.float64) >= target)
+    return float_at(high, SHIFT)
+
+
+@triton.jit
+def peak_kernel(logits, peaks, stride, vocab_size, groups, BLOCK: tl.constexpr):
+    """One program per (row of logits, BLOCK groups of 128 columns): each group's maximum, +inf if it holds NaN."""
+    t = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(logits + t * stride + ids, mask=ids < vocab_size, other=-INFINITY).to(tl.float32)
+    tl.store(peaks + t * groups + group, tl.max(tl.where(x != x, INFINITY, x), 1), mask=group < groups)
+
+
+@triton.jit
+def _row_top(peaks, t, groups, BLOCK: tl.constexpr):
+    top = tl.full([], -INFINITY, tl.float32)
+    for start in range(0, groups, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        top = tl.maximum(top, tl.max(tl.load(peaks + t * groups + i, mask=i < groups, other=-INFINITY), 0))
+    return top
+
+
+@triton.jit
+def mass_kernel(
+    logits, peaks, rows, temperature, top_k, top_p, masses, stride, vocab_size, num_rows, groups, parts,
+    PART: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program per (row, PART columns): their mass, for the rows with top-p and no top-k."""
+    t = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    row = row_of(rows, t, num_rows)
+    temp = tl.load(temperature + row)
+    k = tl.load(top_k + row)
+    if (temp > 0) & (tl.load(top_p + row) < 1) & ((k <= 0) | (k >= vocab_size)):
+        top = _row_top(peaks, t, groups, BLOCK)
+        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        stop = tl.minimum(vocab_size, (part + 1) * PART)
+        mass = mass_from(logits + t * stride, part * PART, stop, -INFINITY, inverse, top * inverse, BLOCK)
+        tl.store(masses + t * parts + part, mass)
+
+
+@triton.jit
+def _list_groups(peaks, hits, groups, floor, floor_z, inverse, BLOCK: tl.constexpr):
+    """Writes to `hits` the groups whose peaks are >= floor, and >= floor_z once multiplied by `inverse`; their number."""
+    number = tl.zeros([], tl.int32)
+    for start in range(0, groups, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        peak = tl.load(peaks + i, mask=i < groups, other=-INFINITY)
+        hit = ((peak >= floor) & (peak * inverse >= floor_z) & (i < groups)).to(tl.int32)
+        tl.store(hits + number + tl.cumsum(hit, 0) - 1, i, mask=hit > 0)
+        number += tl.sum(hit, 0)
+    return number
+
+
+@triton.jit
+def gather(
+    whole, peaks, hits, near, near_ids, floor, floor_z, inverse, vocab_size, groups,
+    BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Logits >= floor, and >= floor_z once multiplied, into `near`; their number, or one above CAPACITY if too many."""
+    number = _list_groups(peaks, hits, groups, floor, floor_z, inverse, BLOCK)
+    tl.debug_barrier()  # what one thread wrote another reads
+    count = tl.zeros([], tl.int32)
+    start = tl.zeros([], tl.int32)
+    while (start < number) & (count <= CAPACITY):
+        i = start + tl.arange(0, GROUPS_AT_ONCE)
+        group = tl.load(hits + i, mask=i < number, other=groups)
+        ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        x = tl.load(whole + ids, mask=ids < vocab_size, other=-INFINITY).to(tl.float32)
+        keep = (x >= floor) & (x * inverse >= floor_z) & (ids < vocab_size)
+        found = tl.sum(keep.to(tl.int32), 1)
+        place = count + (tl.cumsum(found, 0) - found)[:, None] + tl.cumsum(keep.to(tl.int32), 1) - 1
+        keep &= place < CAPACITY
+        tl.store(near + place, x, mask=keep)
+        tl.store(near_ids + place, ids, mask=keep)
+        count += tl.sum(found, 0)
+        start += GROUPS_AT_ONCE
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def race_near(near, near_ids, count, least, least_z, inverse, seed, position, BLOCK: tl.constexpr):
+    """The token of the best exact score among the gathered logits that are >= least, and >= least_z once multiplied."""
+    best = tl.full([], -INFINITY, tl.float32)
+    winner = tl.full([], 2147483647, tl.int32)
+    for start in range(0, count, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        x = tl.load(near + i, mask=i < count, other=-INFINITY)
+        ids = tl.load(near_ids + i, mask=i < count, other=2147483647)
+        w0, w1, w2, w3 = noise_words(seed, position, ids >> 2)
+        odd = (ids & 1) > 0
+        words = tl.where((ids & 2) > 0, tl.where(odd, w3, w2), tl.where(odd, w1, w0))
+        z = x * inverse
+        score = tl.where((x >= least) & (z >= least_z), z + gumbel_of_words(words), -INFINITY)
+        top = tl.max(score, 0)
+        token = tl.min(tl.where(score == top, ids, 2147483647), 0)
+        winner = tl.where(top > best, token, tl.where(top == best, tl.minimum(winner, token), winner))
+        best = tl.maximum(best, top)
+    return winner
+
+
+@triton.jit
+def select_kernel(
+    logits, peaks, masses, positions, rows, temperature, top_k, top_p, min_p, seed, hits, near, near_ids, limits, out,
+    stride, vocab_size, num_rows, groups, parts,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """One program per row: its token, if no more than CAPACITY logits may be drawn; else, in `limits`, which may.
+
+    limits [T, 4] fp64: the least logit, the least logit / temperature, the highest logit, and the mass that a token
+    that top-p keeps has less than above it (+inf: no top-p). +inf as the least logit: the token is in `out`.
+    """
+    t = tl.program_id(0).to(tl.int64)
+    row = row_of(rows, t, num_rows)
+    top = _row_top(peaks, t, groups, BLOCK)
+    temp, k, p, m = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
+    by_k, by_p = (k > 0) & (k < vocab_size), p < 1
+    least = tl.full([], -INFINITY, tl.float32)
+    least_z = tl.full([], -INFINITY, tl.float32)
+    target = tl.full([], INFINITY, tl.float64)
+    if (temp > 0) & (tl.abs(top) < INFINITY) & (by_k | by_p | (m > 0)):  # a row with NaN has +inf for its top
+        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        z_top = top * inverse
+        whole, row_peaks = logits + t * stride, peaks + t * groups
+        row_near, row_ids = near + t * CAPACITY, near_ids + t * CAPACITY
+        if m > 0:
+            least_z = z_top + tl.minimum(exact_log(m), 0.0)
+        floor_z = tl.where(by_k | by_p, -INFINITY, least_z)  # top-p's mass is that before min-p
+        if by_k:
+            if k <= groups:
+                least = kth_highest(row_peaks, groups, k, least, top, SHIFT, BLOCK)
+        elif by_p:
+            i = tl.arange(0, PARTS)
+            total = tl.sum(tl.load(masses + t * parts + i, mask=i < parts, other=0), 0)
+            target = total.to(tl.float64) * p.to(tl.float64)
+            least = nucleus_floor(row_peaks, groups, target, least, top, inverse, SHIFT, BLOCK)
+        count = gather(
+            whole, row_peaks, hits + t * groups, row_near, row_ids, least, floor_z, inverse, vocab_size, groups,
+            BLOCK, CAPACITY,
+        )  # fmt: skip
+        if count <= CAPACITY:
+            if by_k:
+                least = kth_highest(row_near, count, k, least, top, SHIFT, BLOCK)
+            if by_p:
+                if by_k:
+                    total = mass_from(row_near, 0, count, least, inverse, z_top, BLOCK)
+                    target = total.to(tl.float64) * p.to(tl.float64)
+                least = nucleus_floor(row_near, count, target, least, top, inverse, SHIFT, BLOCK)
+            position = tl.load(positions + t).to(tl.int64)
+            token = race_near(row_near, row_ids, count, least, least_z, inverse, tl.load(seed + row), position, BLOCK)
+            tl.store(out + t, token.to(tl.int64))
+            least = tl.full([], INFINITY, tl.float32)
+        elif by_k:
+            least = kth_highest(whole, vocab_size, k, least, top, SHIFT, BLOCK)
+            if by_p:
+                total = mass_from(whole, 0, vocab_size, least, inverse, z_top, BLOCK)
+                target = total.to(tl.float64) * p.to(tl.float64)
+    at = limits + t * LIMITS
+    tl.store(at, least.to(tl.float64))
+    tl.store(at + 1, least_z.to(tl.float64))
+    tl.store(at + 2, top.to(tl.float64))
+    tl.store(at + 3, target)
