@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from specdec.model import attention
+from specdec.model.products import linear as product
 
 
 class Fused:
@@ -47,7 +48,7 @@ class Fused:
             if not attention.in_step():
                 return F.linear(x, linear.weight, linear.bias)
             if self._input is not x:
-                self._input, self._parts = x, F.linear(x, self.weight, self.bias).split(self.sizes, -1)
+                self._input, self._parts = x, product(x, self.weight, self.bias).split(self.sizes, -1)
             part = self._parts[i]
             if i == len(self.sizes) - 1:
                 self._input, self._parts = None, ()  # hold no activations between layers
@@ -92,6 +93,10 @@ class LinearWatch:
     def _note(self, linear: nn.Module, args: tuple) -> None:
         if len(args) == 1 and isinstance(linear, nn.Linear):
             self._seen.append((args[0], linear))
+
+    def linears(self) -> list[nn.Linear]:
+        """Every plain linear module that the forward called."""
+        return list(dict.fromkeys(linear for _, linear in self._seen))
 
     def groups(self) -> list[list[nn.Linear]]:
         """The groups of two modules and more that can be fused."""

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
-from specdec.model.fusion import LinearWatch, fuse_linears
+from specdec.model.fusion import Fused, LinearWatch, fuse_linears
 from specdec.model.layers import CompiledLayers
+from specdec.model.products import Product
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
 
@@ -65,7 +66,8 @@ class PagedModel:
         self.configs = configs_of(model)
         with LinearWatch(model) as watch:
             self._calls = record(model)
-        self.fused = fuse_linears(watch.groups()) if fuse else []
+        fused = fuse_linears(watch.groups()) if fuse else []
+        self.products: list[Fused | Product] = [*fused, *self._others(watch, fused)]
         self.layers = CompiledLayers(model) if compiled else None
         if self.layers:
             self.layers.attach()
@@ -120,9 +122,19 @@ class PagedModel:
             del module.specdec_kv
         if self.layers:
             self.layers.detach()
-        for fused in self.fused:
-            fused.detach()
+        for product in self.products:
+            product.detach()
         self.pool.remove_model(self.name)
+
+    def _others(self, watch: LinearWatch, fused: list[Fused]) -> list[Product]:
+        """The linear modules that were not fused, where products of our own pay: on a CPU."""
+        if self.device.type != "cpu":
+            return []
+        done = {linear for group in fused for linear in group.linears}
+        products = [Product(linear) for linear in watch.linears() if linear not in done]
+        for product in products:
+            product.attach()
+        return products
 
     def _attach(self, caches: list[tuple[Tensor, Tensor]]) -> None:
         layers: dict[nn.Module, LayerKV] = {}
