@@ -172,18 +172,19 @@ def _reduce(
     dv = tl.arange(0, DV_PAD)
     base = (slot.to(tl.int64) * H_KV + head) * BLOCK_M
     top = tl.full([ROWS], EMPTY, tl.float32)
-    for split in tl.range(0, splits):
-        top = tl.maximum(top, tl.load(PARTIAL_LSE + base + split * (H_KV * BLOCK_M) + local, mask=mask, other=EMPTY))
-    safe = tl.where(top == EMPTY, 0.0, top)
-    acc = tl.zeros([ROWS, DV_PAD], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    for split in tl.range(0, splits):
+    acc = tl.zeros([ROWS, DV_PAD], tl.float32)
+    for split in tl.range(0, splits, loop_unroll_factor=4):  # so that a few loads are on their way at a time
         row = base + split * (H_KV * BLOCK_M) + local
-        weight = tl.exp2(tl.load(PARTIAL_LSE + row, mask=mask, other=EMPTY) - safe)
+        lse = tl.load(PARTIAL_LSE + row, mask=mask, other=EMPTY)
         o = tl.load(PARTIAL_O + row[:, None] * DV_PAD + dv[None, :], mask=mask[:, None], other=0.0)
-        acc = tl.fma(o, tl.broadcast_to(weight[:, None], o.shape), acc)
-        total += weight
-    lse = tl.where(total == 0.0, EMPTY, safe + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        best = tl.maximum(top, lse)
+        safe = tl.where(best == EMPTY, 0.0, best)
+        decay, weight = tl.exp2(top - safe), tl.exp2(lse - safe)
+        acc = tl.fma(o, tl.broadcast_to(weight[:, None], o.shape), acc * decay[:, None])
+        total = tl.fma(total, decay, weight)
+        top = best
+    lse = tl.where(total == 0.0, EMPTY, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tokens = (tl.load(at + PAIR_Q_START) + rows // G).to(tl.int64)
     _store(O, LSE, SINKS, acc, lse, tokens, head * G + rows % G, mask, so_t, so_h, H_KV * G, DV)
@@ -239,8 +240,16 @@ def _depth(words):
 
 
 @triton.jit
+def _load_item(ITEMS, index):
+    """The columns of an item, in their order."""
+    item = ITEMS + index * ITEM
+    q = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN), tl.load(item + KV_LEN), tl.load(item + Q_TILE)
+    return q + (tl.load(item + FIRST), tl.load(item + LAST), tl.load(item + SLOT), tl.load(item + PAIR))
+
+
+@triton.jit
 def _item(
-    ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
+    item, head, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
     SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
     scale, softcap, window, table_width, s_table, s_tree,
     sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
@@ -248,11 +257,8 @@ def _item(
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One item for one KV head: `work` numbers items times heads, so that heads of one item run side by side."""
-    item, head = ITEMS + work // H_KV * ITEM, work % H_KV
-    row, q_start, q_len = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN)
-    kv_len, q_tile, slot = tl.load(item + KV_LEN), tl.load(item + Q_TILE), tl.load(item + SLOT)
-    first, last = tl.load(item + FIRST), tl.load(item + LAST)
+    """One item, as loaded by _load_item, for one KV head."""
+    row, q_start, q_len, kv_len, q_tile, first, last, slot, pair = item
 
     # Query rows.
     local = tl.arange(0, BLOCK_M)
@@ -323,16 +329,17 @@ def _item(
         tl.store(PARTIAL_LSE + part, lse, mask=mask)
         tl.store(PARTIAL_O + part[:, None] * DV_PAD + tl.arange(0, DV_PAD)[None, :], o, mask=mask[:, None])
         if FUSED:
-            pair = tl.load(item + PAIR)
             splits = tl.load(PAIRS + pair.to(tl.int64) * PAIR_COLUMNS + PAIR_SPLITS)
             counter = COUNTERS + pair * H_KV + head
             tl.debug_barrier()  # all of this program's stores come before its tick
             if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
                 tl.store(counter, 0)  # ready for the next layer
-                _reduce(
-                    PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, 0, so_t, so_h,
-                    H_KV, G, DV, DV_PAD, BLOCK_M, BLOCK_M,
-                )  # fmt: skip
+                rows = tl.minimum(q_len * G - q_tile * BLOCK_M, BLOCK_M)
+                for lot in range(0, tl.cdiv(rows, 16)):
+                    _reduce(
+                        PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, pair, head, lot, so_t, so_h,
+                        H_KV, G, DV, DV_PAD, BLOCK_M, 16,
+                    )  # fmt: skip
 
 
 @triton.jit
@@ -349,25 +356,26 @@ def attention_kernel(
 
     FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does.
     """
-    _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)
     works = tl.load(HEAD + NUM_ITEMS) * H_KV
     if PERSISTENT:
         for i in range(tl.program_id(0), works, tl.num_programs(0)):
             work = tl.cast(i, tl.int64)
             _item(
-                ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
-                SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+                _load_item(ITEMS, work // H_KV), work % H_KV, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS,
+                TABLE, SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
                 scale, softcap, window, table_width, s_table, s_tree,
                 sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
                 H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
             )  # fmt: skip
     else:  # without the loop the compiler needs a quarter fewer registers
-        if tl.program_id(0) < works:
-            work = tl.program_id(0).to(tl.int64)
+        work = tl.program_id(0).to(tl.int64)
+        item = _load_item(ITEMS, work // H_KV)  # before it is known whether there is one: a wait less
+        if work < works:
             _item(
-                ITEMS, work, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
-                SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
+                item, work % H_KV, Q, K, V, O, LSE, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS,
+                TABLE, SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
                 scale, softcap, window, table_width, s_table, s_tree,
                 sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
                 H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
             )  # fmt: skip
+    _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)

@@ -103,7 +103,7 @@ def _bounds(plan: AttentionPlan, shape: Shape, workers: int) -> tuple[int, int, 
         most = tiles * triton.cdiv(plan.block_table.shape[1] * shape.block_size, plan.split_size)
         return max(most, 1), max(tiles, 1), max(most, 1)
     slots = triton.cdiv(8 * workers, 5 * shape.kv_heads)
-    return tiles + slots, slots, slots
+    return tiles + slots, max(slots // 2, 1), slots
 
 
 def _plan(plan: AttentionPlan, shape: Shape) -> Work:
