@@ -4,7 +4,7 @@
 
 Random prompts of 512 tokens, 256 out. decode tok/s = (tokens emitted - batch) / (time of the run - time of the same run
 asked for one token), the definition of the peers' figures. Every batch is run once to warm up. The acceptance length is
-forced by a verifier of this script that does the real work and then overrules it; nothing of that is in the product.
+forced by the verifier of `specdec.bench.controlled`, which does the real work and then overrules it.
 Prints a table, then one JSON line.
 """
 
@@ -18,82 +18,13 @@ import torch
 import transformers
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from specdec import LLM, SamplingParams
-from specdec.draft import Draft
-from specdec.kernels import accept, sample
-from specdec.rows import RowView
-from specdec.verify import Accepted, Verification
-
-LLAMA = {"vocab_size": 128256, "rope_theta": 500000.0, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
-SHAPES = {
-    "llama-8b": dict(
-        LLAMA, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
-    ),
-    "llama-1b": dict(
-        LLAMA, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-        num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
-    ),
-    "smollm2-135m": dict(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
-    ),
-}  # fmt: skip
-
-
-class ForcedLength:
-    """Verifies as the coupled verifier does, then accepts as many drafts as give the wanted mean length."""
-
-    def __init__(self, vocab_size: int, length: float):
-        self.vocab_size, self.length = vocab_size, length
-
-    def accept(self, logits: Tensor, verification: Verification, draft: Draft, view: RowView) -> Accepted:
-        packed, row = verification.packed, verification.row
-        drawn = sample(
-            logits,
-            packed.positions + 1,
-            view.sampling,
-            rows=row,
-            noise=view.noise,
-            filters=view.filters,
-            vocab_size=self.vocab_size,
-        )
-        if draft.token_ids.shape[1]:
-            mean = self.length - 1
-            dice = mixed(view.num_tokens * 65537 + view.index) % 1000  # varies by row and round
-            keep = int(mean) + (dice < 1000 * (mean - int(mean))).long()
-            depth = torch.arange(len(drawn), device=drawn.device) - packed.cu_seqlens_q[row]
-            at = draft.token_ids[row, depth.clamp(0, draft.token_ids.shape[1] - 1)]
-            other = torch.where(drawn == at, (drawn + 1) % self.vocab_size, drawn)
-            drawn = torch.where(depth < keep[row], at, torch.where(depth == keep[row], other, drawn))
-        return Accepted(
-            *accept(
-                drawn,
-                draft.token_ids,
-                verification.num_drafts,
-                packed.cu_seqlens_q,
-                view.stop_ids,
-                verification.running,
-            )
-        )
-
-
-def mixed(x: Tensor) -> Tensor:
-    """Murmur3's 32-bit finaliser (Appleby), in int64."""
-    x = x & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
-    return x ^ (x >> 16)
-
+from specdec.bench.controlled import ForcedLength
+from specdec.bench.shapes import SHAPES, random_model
 
 def build(name: str) -> transformers.PreTrainedModel:
-    with torch.device("cuda"):
-        torch.set_default_dtype(torch.bfloat16)
-        model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SHAPES[name]))
-        torch.set_default_dtype(torch.float32)
-    return model.eval()
+    return random_model(name, torch.bfloat16, torch.device("cuda"))
 
 
 def seconds(llm: LLM, prompts: list[list[int]], tokens: int, k: int) -> tuple[float, list]:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specdec
+from specdec.bench.command import UsageError, bench, compare
 from specdec.prompt_file import Request, read_prompts
 
 if TYPE_CHECKING:
     from specdec.output import Handle, Output
 
 # typer brings click or carries its own copy of it, by version; the errors have the same names in both.
-_UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
 _ClickException: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Speculative decoding for Hugging Face language models.",
 )
+app.command()(bench)
+app.command()(compare)
 
 
 class Dtype(StrEnum):
@@ -85,6 +87,7 @@ def options(
     elif context.invoked_subcommand is None:
         print(context.get_help())
     else:
+        _quieten()
         return
     raise typer.Exit()
 
@@ -128,8 +131,7 @@ def generate(
     )  # fmt: skip
     report = Report(stream=(n == 1 and not as_json) if stream is None else stream, json=as_json)
     if report.stream and (as_json or n > 1):
-        raise _UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
-    _quieten()
+        raise UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
     with specdec.LLM(
         model, drafter=None if drafter == "none" else drafter, k=depth, dtype=dtype.value, device=device,
         max_model_len=max_model_len, max_rows=max_rows, revision=revision, trust_remote_code=trust_remote_code,
@@ -148,9 +150,9 @@ def _requests(prompts: list[str], file: Path | None) -> list[Request]:
         try:
             return [*prompts, *read_prompts(file)]
         except (ValueError, OSError) as error:
-            raise _UsageError(str(error)) from error
+            raise UsageError(str(error)) from error
     if not prompts:
-        raise _UsageError("no prompt: give PROMPT or --prompts FILE")
+        raise UsageError("no prompt: give PROMPT or --prompts FILE")
     return list(prompts)
 
 
@@ -158,7 +160,7 @@ def _number_of_drafts(k: str) -> int | str:
     if k == "auto":
         return k
     if not k.isdecimal():
-        raise _UsageError(f"k: expected auto or a number of at least 0, got {k}")
+        raise UsageError(f"k: expected auto or a number of at least 0, got {k}")
     return int(k)
 
 
@@ -167,7 +169,7 @@ def _usage(make: Any, **arguments: Any) -> Any:
     try:
         return make(**arguments)
     except (TypeError, ValueError) as error:
-        raise _UsageError(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _quieten() -> None:

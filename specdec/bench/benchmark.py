@@ -1,0 +1,259 @@
+"""The benchmark: methods run in turn over the same prompts, in one process, and what it found as a document."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+
+from specdec import LLM, SamplingParams
+from specdec.bench.breakeven import Cost, best_depths, break_even
+from specdec.bench.document import Document, Failure, Result, WorkloadInfo
+from specdec.bench.environment import environment
+from specdec.bench.floor import Floor, copy_bandwidth, floor, traffic
+from specdec.bench.inputs import Inputs, load_inputs
+from specdec.bench.losslessness import Losslessness, compare_tokens, logit_margin
+from specdec.bench.outside import METHODS as OUTSIDE
+from specdec.bench.outside import run_transformers
+from specdec.bench.settings import Settings
+from specdec.bench.split import Split, split
+from specdec.bench.stand import Arm, Job, MethodFailed, Stand
+from specdec.bench.summary import Extras, Point, Runs, result, round_ms
+from specdec.bench.trace import Run
+from specdec.bench.workload import Workload
+from specdec.sampling import sample_seed
+from specdec.scheduler import DRAFTER, TARGET
+
+Progress = Callable[[str, float], None]
+"""Told what is done now, and the share of all work that is done."""
+PLAIN = Arm("plain", 0)
+
+
+class Benchmark:
+    """One benchmark: `run` it, then take `document`, which holds what was measured so far at any time.
+
+    Raises ValueError (one line) for models, prompts and sizes that don't fit together, when it is made.
+    """
+
+    def __init__(
+        self, settings: Settings, command: Sequence[str] = (), progress: Progress = lambda text, share: None
+    ):  # fmt: skip
+        self.settings, self.progress = settings, progress
+        progress("loading", 0.0)
+        self.inputs = load_inputs(settings)
+        self.stand = Stand(_open(settings, self.inputs), settings.acceptance_length)
+        progress("measuring the copy bandwidth", 0.0)
+        self.bandwidth = copy_bandwidth(self.stand.device)
+        self.document = _empty_document(self, list(command))
+        if self.inputs.drafter_error:
+            self.document.failures.append(Failure("draft", "auto", 0, "all", 0.0, self.inputs.drafter_error))
+        self._done, self._total = 0, 1
+
+    def run(self) -> Document:
+        """Measure everything. An interrupt ends it: what was measured until then is in the document, which says so."""
+        s = self.settings
+        points = [self._point(*p) for p in product(self.inputs.workloads, s.batch, s.temperatures)]
+        self._total = sum(self._work(point) for point in points)
+        for point in points:
+            if not self.document.interrupted:
+                self._measure(point)
+        costs = self._costs()
+        self.document.break_even = [break_even(cost) for cost in costs]
+        self.document.best_depths = best_depths(costs)
+        return self.document
+
+    def close(self) -> None:
+        """Give the KV memory back."""
+        self.stand.close()
+
+    # -- what is compared
+
+    def arms(self, batch: int) -> list[Arm]:
+        """Methods and depths at a batch size, plain first. transformers speculates for one request at a time only."""
+        s = self.settings
+        methods = [m for m in s.methods if m != "plain" and not (m == "draft" and self.inputs.drafter is None)]
+        ours = [Arm(m, k) for m in methods for k in s.k]
+        outside = [Arm(OUTSIDE[m], "") for m in ["plain", *(methods if batch == 1 else [])]] if s.against else []
+        return [PLAIN, *ours, *outside]
+
+    def _point(self, workload: Workload, batch: int, temperature: float) -> Point:
+        jobs = [self._job(workload, numbers, temperature) for numbers in workload.batches(batch)]
+        return Point(workload, batch, temperature, jobs, self.settings.latency_target_ms)
+
+    def _job(self, workload: Workload, numbers: list[int], temperature: float) -> Job:
+        s = self.settings
+        common = SamplingParams(
+            max_tokens=s.output_len, temperature=temperature, top_k=0, top_p=1.0, min_p=0.0,
+            ignore_eos=s.ignore_eos or workload.random,
+        )  # fmt: skip
+        params = [replace(common, seed=sample_seed(s.seed, i)) for i in numbers]
+        return Job(numbers, [workload.prompts[i] for i in numbers], params)
+
+    # -- running
+
+    def _work(self, point: Point) -> int:
+        return len(self.arms(point.batch)) * (len(self._warm_jobs(point)) + self.settings.runs * len(point.jobs))
+
+    def _warm_jobs(self, point: Point) -> list[Job]:
+        """A GPU is warm once every batch ran in full: a draining one needs graphs of its own."""
+        return point.jobs if self.stand.device.type == "cuda" else point.jobs[:1]
+
+    def _measure(self, point: Point) -> None:
+        measured: dict[Arm, Runs] = {arm: [] for arm in self.arms(point.batch)}
+        try:
+            for arm in list(measured):
+                self._attempt(point, arm, self._warm_jobs(point), "warm-up", measured)
+            for number in range(self.settings.runs):
+                self._one_run(point, number, measured)
+        except KeyboardInterrupt:
+            self.document.interrupted = True
+        self._summarise(point, measured)
+
+    def _one_run(self, point: Point, number: int, measured: dict[Arm, Runs]) -> None:
+        """Every method over every batch, in turn within each batch, forwards and backwards.
+
+        A run counts once it is whole; the first one as far as it came, so that an interrupt leaves something.
+        """
+        runs: dict[Arm, list[Run]] = {arm: [] for arm in measured}
+        try:
+            for job in point.jobs:
+                for arm in list(measured) if number % 2 == 0 else list(measured)[::-1]:
+                    what = f"run {number + 1} of {self.settings.runs}"
+                    runs[arm] += self._attempt(point, arm, [job], what, measured)
+        finally:
+            shortest = min((len(runs[arm]) for arm in measured), default=0)
+            if shortest == len(point.jobs) or (shortest and number == 0):
+                for arm in measured:
+                    measured[arm].append(runs[arm][:shortest])
+
+    def _attempt(self, point: Point, arm: Arm, jobs: list[Job], what: str, measured: dict[Arm, Runs]) -> list[Run]:
+        """The jobs' runs; if the method fails it is reported, taken out of `measured`, and there are none."""
+        try:
+            runs = []
+            for job in jobs:
+                where = f"batch {point.batch}, {point.workload.name}, temperature {point.temperature:g}"
+                self.progress(f"{arm.name}, {where}: {what}", min(1.0, self._done / self._total))
+                runs.append(self._run(arm, job))
+                self._done += 1
+            return runs
+        except MethodFailed as error:
+            del measured[arm]
+            self.document.failures.append(
+                Failure(arm.method, arm.k, point.batch, point.workload.name, point.temperature, str(error))
+            )
+            return []
+
+    def _run(self, arm: Arm, job: Job) -> Run:
+        if arm.method in OUTSIDE.values():
+            return run_transformers(self.inputs.target, self.inputs.drafter, arm.method, job)
+        return self.stand.run(arm, job)
+
+    # -- what comes out
+
+    def _summarise(self, point: Point, measured: dict[Arm, Runs]) -> None:
+        base = measured.get(PLAIN)
+        for arm, runs in measured.items():
+            if not runs:
+                continue
+            cut = replace(point, jobs=point.jobs[: len(runs[0])])
+            extras = Extras(
+                losslessness=None if arm == PLAIN or base is None else self._losslessness(cut, arm, runs, base),
+                split=self._split(cut, arm, runs),
+                floor=self._floor(cut, arm, runs),
+            )
+            self.document.results.append(result(cut, arm, runs, None if arm == PLAIN else base, extras))
+
+    def _losslessness(self, point: Point, arm: Arm, runs: Runs, base: Runs) -> Losslessness | None:
+        """None where tokens cannot agree: forced acceptance, or transformers' own random numbers."""
+        if self.settings.acceptance_length is not None or (arm.method in OUTSIDE.values() and point.temperature):
+            return None
+        plain, other = ([t.token_ids for run in side[0] for t in run.traces] for side in (base, runs))
+        prompts = [prompt for job in point.jobs for prompt in job.prompts]
+
+        def margin(request: int, token: int, plain_id: int, other_id: int) -> float:
+            prefix = prompts[request] + plain[request][:token]
+            return logit_margin(self.inputs.target, prefix, plain_id, other_id)
+
+        return compare_tokens(plain, other, margin, "plain")
+
+    def _split(self, point: Point, arm: Arm, runs: Runs) -> Split | None:
+        """Of our own methods; not after an interrupt, which may have left an engine in the middle of a step."""
+        measured = round_ms(runs)
+        if arm.method in OUTSIDE.values() or measured is None or self.document.interrupted:
+            return None
+        self.progress(f"{arm.name}, batch {point.batch}: where a round's time goes", self._done / self._total)
+        return split(self.stand, arm, point.jobs[0], measured.median / 1e3)
+
+    def _floor(self, point: Point, arm: Arm, runs: Runs) -> Floor | None:
+        measured = round_ms(runs)
+        if arm.method in OUTSIDE.values() or measured is None:
+            return None
+        traces = [trace for batch in runs[0] for trace in batch.traces]
+        mean_context = sum(t.prompt_len + len(t.token_ids) / 2 for t in traces) / len(traces)
+        pool, drafts = self.stand.llm.engine.pool, arm.method == "draft"
+        target = traffic(self.inputs.target, pool, TARGET)
+        drafter = traffic(self.inputs.drafter, pool, DRAFTER) if drafts and self.inputs.drafter else None
+        depth, context = self._depth(arm), point.batch * mean_context
+        return floor(target, drafter, depth, context, measured.median / 1e3, self.bandwidth)
+
+    def _depth(self, arm: Arm) -> int:
+        return self.stand.engine(arm.method).config.k if arm.k == "auto" else int(arm.k)
+
+    def _costs(self) -> list[Cost]:
+        """Round times beside plain's at the same load, one temperature: it hardly changes them."""
+        first = [r for r in self.document.results if r.temperature == self.settings.temperatures[0]]
+        plain = {(r.workload, r.batch): r.round_ms for r in first if r.method == "plain"}
+        costs: dict[tuple[str, str, int, int], Cost] = {}
+        for r in first:
+            base = plain.get((r.workload, r.batch))
+            if r.method in ("lookup", "draft") and r.round_ms and base and r.acceptance:
+                depth = self._depth(Arm(r.method, r.k))
+                drafted = r.acceptance.drafted / r.acceptance.rounds
+                cost = Cost(r.method, r.batch, r.context, depth, drafted, r.round_ms.median, base.median)
+                costs[r.workload, r.method, r.batch, depth] = cost
+        return list(costs.values())
+
+
+def _open(settings: Settings, inputs: Inputs) -> LLM:
+    return LLM(
+        inputs.target,
+        tokenizer=inputs.tokenizer,
+        drafter=inputs.drafter,
+        max_model_len=max(w.longest for w in inputs.workloads) + settings.output_len,
+        max_rows=max(settings.batch),
+        prompt_budget=settings.prompt_budget,
+        graphs=settings.graphs,
+        compile=settings.compile,
+    )
+
+
+def _empty_document(bench: Benchmark, command: list[str]) -> Document:
+    settings, engine = bench.settings, bench.stand.llm.engine
+    graphs, compiled = engine.graphs is not None, engine.target.layers is not None
+    return Document(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command,
+        target=settings.target,
+        drafter=settings.drafter,
+        settings=json.loads(json.dumps(asdict(settings), default=str)),
+        environment=environment(bench.stand.device, bench.inputs.target.dtype, graphs, compiled, bench.bandwidth),
+        controlled=settings.acceptance_length,
+        weights="random" if settings.random_weights else "trained",
+        latency_target_ms=settings.latency_target_ms,
+        workloads=[_info(workload) for workload in bench.inputs.workloads],
+        results=list[Result](),
+        failures=list[Failure](),
+        break_even=[],
+        best_depths=[],
+        warnings=list(bench.inputs.warnings),
+    )
+
+
+def _info(workload: Workload) -> WorkloadInfo:
+    tasks = dict(Counter(workload.tasks))
+    return WorkloadInfo(
+        workload.name, workload.sha256, len(workload.prompts), workload.median_len, workload.random, tasks
+    )

@@ -1,0 +1,144 @@
+"""The commands `specdec bench` and `specdec compare`: options in, tables on standard output, the rest on standard error."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+import specdec.bench
+from specdec.bench.settings import Settings, depths, numbers, reals
+
+# typer brings click or carries its own copy of it, by version; the error has the same name in both.
+UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
+
+
+def bench(
+    target: Annotated[str, typer.Argument(help="Alias, hub id, folder or .gguf file; with --random-weights a shape.")],
+    drafter: Annotated[
+        str | None, typer.Option(help="A draft model, for the method draft.", show_default=False)
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Of plain,lookup,draft. Default: all there is a drafter for.", show_default=False)
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Requests at once, such as 1,4,16.")] = "1",
+    k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens per round, such as auto or 1,2,4,8.")] = "auto",
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines or ShareGPT. Default: a small set that ships.", show_default=False)
+    ] = None,
+    input_len: Annotated[
+        str | None, typer.Option(help="Random prompts of so many tokens instead.", show_default=False)
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="The same for several lengths, such as 1k,8k,32k.", show_default=False)
+    ] = None,
+    output_len: Annotated[int, typer.Option(help="Tokens per request, at most (random prompts: exactly).")] = 128,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.", show_default=False)] = None,
+    temperature: Annotated[str, typer.Option(help="0 is greedy; such as 0,1.")] = "0",
+    runs: Annotated[int, typer.Option(help="Measured repetitions after the warm-up.")] = 3,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past the end token.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Build the models from shapes (llama-8b) or a config.json.")
+    ] = False,
+    synthetic_acceptance: Annotated[
+        float | None, typer.Option(help="Force this acceptance length, bonus included.", show_default=False)
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="An outside baseline: transformers.", show_default=False)] = None,
+    latency_target: Annotated[float, typer.Option(help="Milliseconds per token that count as good.")] = 50.0,
+    prompt_budget: Annotated[int, typer.Option(help="Prompt tokens between two rounds.")] = 512,
+    graphs: Annotated[bool | None, typer.Option(help="CUDA graphs. Default: on a GPU.")] = None,
+    compile: Annotated[bool | None, typer.Option(help="Compiled layers. Default: on a GPU.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of random prompts and of sampling.")] = 0,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.", show_default=False)] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page with charts to this folder.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure speculative decoding against plain decoding: speed, latency, acceptance, losslessness."""
+    if input_len and context:
+        raise UsageError("--input-len and --context say the same; give one of them")
+    if against not in (None, "transformers"):
+        raise UsageError(f"against: expected transformers, got {against}")
+    _check_output(json, report)
+    lengths = input_len or context
+    everything = "plain,lookup,draft" if drafter else "plain,lookup"
+    settings = _usage(
+        lambda: Settings(
+            target=target, drafter=drafter, methods=tuple(m.strip() for m in (methods or everything).split(",")),
+            batch=numbers("batch", batch), k=depths(k), temperatures=reals("temperature", temperature),
+            prompts=prompts, input_lens=numbers("input-len", lengths) if lengths else (),
+            output_len=output_len, limit=limit, runs=runs, acceptance_length=synthetic_acceptance,
+            random_weights=random_weights, against=against is not None, ignore_eos=ignore_eos,
+            latency_target_ms=latency_target, prompt_budget=prompt_budget,
+            graphs="auto" if graphs is None else graphs, compile="auto" if compile is None else compile,
+            dtype=dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
+        )
+    )  # fmt: skip
+    document = _measured(settings)
+    if json is not None:
+        json.write_text(document.to_json(), encoding="utf-8")
+    specdec.bench.print_results(document, _console())
+    if report is not None:
+        written = specdec.bench.write_report(document, report)
+        print(f"specdec: report written to {written}", file=sys.stderr)
+    if document.interrupted:
+        raise KeyboardInterrupt
+    raise typer.Exit(0 if document.results else 1)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="JSON of specdec bench.")],
+    after: Annotated[Path, typer.Argument(help="JSON of specdec bench.")],
+) -> None:
+    """Compare two benchmarks: the change of each figure beside its noise."""
+    first, second = (_usage(partial(specdec.bench.read_document, path)) for path in (before, after))
+    specdec.bench.print_comparison(first, second, _console())
+
+
+def _measured(settings: Settings) -> Any:
+    """The document, shown as it grows by a bar on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=1.0)
+        benchmark = specdec.bench.Benchmark(
+            settings, sys.argv[1:], lambda text, share: bar.update(task, description=text, completed=share)
+        )
+        try:
+            return benchmark.run()
+        finally:
+            benchmark.close()
+
+
+def _check_output(json: Path | None, report: Path | None) -> None:
+    """Complain before measuring, not after."""
+    if report is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("report: it needs matplotlib: pip install 'specdec[bench]'")
+    if json is not None and not json.parent.is_dir():
+        raise UsageError(f"json: expected a file in a folder that is there, got {json}")
+    if report is not None and report.exists() and not report.is_dir():
+        raise UsageError(f"report: expected a folder, got the file {report}")
+
+
+def _console() -> Console:
+    """Standard output; wide enough for the tables when it is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def _usage(make: Callable[[], Any]) -> Any:
+    """`make()`, its complaint about a value being one about the command line."""
+    try:
+        return make()
+    except (TypeError, ValueError, OSError) as error:
+        raise UsageError(str(error)) from error

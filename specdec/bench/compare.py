@@ -1,0 +1,121 @@
+"""Two benchmarks side by side: the change of each figure beside its noise, and what else differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from specdec.bench.document import Document, Result
+from specdec.bench.statistics import Change
+
+Key = tuple[str, int, int, float, int | str]
+_WORDS = {"more": "[green]faster[/]", "less": "[red]slower[/]"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method at one point in both documents."""
+
+    before: Result
+    after: Result
+
+    @property
+    def decode(self) -> Change:
+        return _change(self.before.decode_tok_s.values, self.after.decode_tok_s.values)
+
+    @property
+    def whole(self) -> Change:
+        return _change(self.before.whole_tok_s.values, self.after.whole_tok_s.values)
+
+
+def pairs(before: Document, after: Document) -> list[Row]:
+    """The methods and points that both have, in the order of `before`. The workload counts by its context length."""
+    found = {_key(r): r for r in after.results}
+    return [Row(r, found[_key(r)]) for r in before.results if _key(r) in found]
+
+
+def differences(before: Document, after: Document) -> Iterator[str]:
+    """What makes the comparison unfair, or tells what changed: device, versions, prompts, acceptance."""
+    a, b = before.environment, after.environment
+    sides = [
+        ("device", a.device, b.device),
+        ("dtype", a.dtype, b.dtype),
+        ("graphs", a.graphs, b.graphs),
+        ("compiled layers", a.compiled, b.compiled),
+        ("threads", a.threads, b.threads),
+        ("target", before.target, after.target),
+        ("drafter", before.drafter, after.drafter),
+        ("weights", before.weights, after.weights),
+        ("acceptance", before.label or "measured", after.label or "measured"),
+        ("prompts", [w.sha256[:12] for w in before.workloads], [w.sha256[:12] for w in after.workloads]),
+        ("output length", before.settings.get("output_len"), after.settings.get("output_len")),
+    ]
+    names = sorted(a.versions.keys() | b.versions.keys())
+    sides += [(name, a.versions.get(name), b.versions.get(name)) for name in names]
+    yield from (f"{name}: {x} / {y}" for name, x, y in sides if x != y)
+
+
+def print_comparison(before: Document, after: Document, console: Console) -> None:
+    """A table of changes. noise: half the width of the 95 % interval of the change (Welch's t over runs)."""
+    rows = pairs(before, after)
+    table = Table(title="Change from the first file to the second", box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("batch", "context", "temp.", "method"):
+        table.add_column(name, justify="right" if name != "method" else "left", no_wrap=True)
+    for name in ("decode tok/s", "change", "noise", "", "whole tok/s", "change", "noise", "", "accept. length"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*_cells(row))
+    if rows:
+        console.print(table)
+    else:
+        console.print("no method was measured at the same batch, context and temperature in both files")
+    for text in differences(before, after):
+        console.print(f"[yellow]differs[/] {text}")
+    for text in _unmatched(before, after):
+        console.print(f"only in one file: {text}")
+    if any(row.decode.noise is None for row in rows):
+        console.print("[yellow]note[/] a single run has no noise to compare with: use --runs 3 or more")
+
+
+def _cells(row: Row) -> list[str]:
+    a, b = row.before, row.after
+    lengths = [r.acceptance.length for r in (a, b) if r.acceptance]
+    decode, whole = row.decode, row.whole
+    return [
+        str(a.batch),
+        str(a.context),
+        f"{a.temperature:g}",
+        a.arm,
+        f"{a.decode_tok_s.median:.1f} → {b.decode_tok_s.median:.1f}",
+        *_words(decode),
+        f"{a.whole_tok_s.median:.1f} → {b.whole_tok_s.median:.1f}",
+        *_words(whole),
+        " → ".join(f"{length:.2f}" for length in lengths),
+    ]
+
+
+def _words(change: Change) -> list[str]:
+    noise = "?" if change.noise is None else f"±{change.noise:.1%}"
+    return [f"{change.relative:+.1%}", noise, _WORDS.get(change.verdict, change.verdict)]
+
+
+def _unmatched(before: Document, after: Document) -> Iterator[str]:
+    keys = [{_key(r): r for r in document.results} for document in (before, after)]
+    for key in keys[0].keys() ^ keys[1].keys():
+        r = keys[0].get(key) or keys[1][key]
+        yield f"{r.arm}, batch {r.batch}, context {r.context}, temperature {r.temperature:g}"
+
+
+def _key(r: Result) -> Key:
+    return r.method, r.batch, r.context, r.temperature, r.k
+
+
+def _change(a: list[float], b: list[float]) -> Change:
+    """Rates of 0, of runs too short to have a step without prompt work, say nothing."""
+    if min(*a, *b) <= 0:
+        return Change(0.0, None)
+    return Change.of(a, b)

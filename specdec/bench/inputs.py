@@ -1,0 +1,111 @@
+"""What a benchmark needs before it can measure: the models and the prompts that its settings name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from specdec.bench.settings import Settings
+from specdec.bench.shapes import random_model
+from specdec.bench.stand import out_of_memory, reason
+from specdec.bench.workload import SHIPPED, Request, Workload, random_workload, read_requests, tokenized
+from specdec.draft import check_vocabulary
+from specdec.limits import max_positions
+from specdec.loading import load_model, pick_device, pick_dtype
+
+
+@dataclass
+class Inputs:
+    """target, drafter: models (drafter None where none is measured or memory ran out, then drafter_error says so).
+
+    warnings: what a reader of the figures should know about the prompts.
+    """
+
+    target: PreTrainedModel
+    tokenizer: Any
+    drafter: PreTrainedModel | None
+    drafter_error: str | None
+    workloads: list[Workload]
+    warnings: list[str]
+
+
+def load_inputs(settings: Settings) -> Inputs:
+    """Read the prompts, then load the models. Raises ValueError, one line, for what can't be read or doesn't fit."""
+    requests = [] if settings.input_lens else read_requests(settings.prompts or SHIPPED)
+    target, tokenizer = _load_target(settings)
+    drafter, drafter_error = None, None
+    if "draft" in settings.methods:
+        try:
+            drafter = _load_drafter(settings, target, tokenizer)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            drafter_error = reason(error)
+    warnings: list[str] = []
+    workloads = _random(settings, target) if settings.input_lens else _real(settings, requests, target, tokenizer)
+    if settings.input_lens and settings.acceptance_length is None and len(settings.methods) > 1:
+        warnings.append("random tokens flatter or slander speculation: their acceptance says nothing about real text")
+    short = [k for k in settings.k if isinstance(k, int) and k + 1 < (settings.acceptance_length or 0)]
+    if short:
+        warnings.append(
+            f"k = {', '.join(map(str, short))} cannot reach the forced length: there every draft is accepted"
+        )
+    if workloads[0].dropped:
+        warnings.append(f"{workloads[0].dropped} prompts are too long for the model and were left out")
+    count = len(workloads[0].prompts)
+    if max(settings.batch) > count:
+        warnings.append(
+            f"batch {max(settings.batch)} repeats the {count} prompts: copies share the KV of their prompt, so time to "
+            f"first token and whole tok/s are too good"
+        )
+    return Inputs(target, tokenizer, drafter, drafter_error, workloads, warnings)
+
+
+def _load_target(settings: Settings) -> tuple[PreTrainedModel, Any]:
+    if settings.random_weights:
+        where = pick_device(settings.device)
+        return random_model(settings.target, pick_dtype(settings.dtype, where), where), None
+    loaded = load_model(
+        settings.target, dtype=settings.dtype, device=settings.device, trust_remote_code=settings.trust_remote_code
+    )
+    return loaded.model, loaded.tokenizer
+
+
+def _load_drafter(settings: Settings, target: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
+    assert settings.drafter is not None, "checked by Settings"
+    if settings.random_weights:
+        drafter, draft_tokenizer = random_model(settings.drafter, target.dtype, target.device, seed=1), None
+    else:
+        loaded = load_model(
+            settings.drafter, dtype=target.dtype, device=target.device, trust_remote_code=settings.trust_remote_code
+        )
+        drafter, draft_tokenizer = loaded.model, loaded.tokenizer
+    check_vocabulary(target, drafter, tokenizer, draft_tokenizer)
+    return drafter
+
+
+def _random(settings: Settings, target: PreTrainedModel) -> list[Workload]:
+    positions = max_positions(target)
+    longest = max(settings.input_lens)
+    if positions and longest + settings.output_len > positions:
+        raise ValueError(
+            f"input-len: expected at most {positions - settings.output_len}, the model's positions less the output's, "
+            f"got {longest}"
+        )
+    vocab_size = target.config.get_text_config().vocab_size
+    count = settings.limit or max(settings.batch)
+    return [random_workload(n, count, vocab_size, settings.seed) for n in settings.input_lens]
+
+
+def _real(
+    settings: Settings, requests: list[Request], target: PreTrainedModel, tokenizer: Any
+) -> list[Workload]:  # fmt: skip
+    if tokenizer is None:
+        raise ValueError(f"{settings.target}: it came without a tokenizer; give --input-len for random tokens")
+    positions = max_positions(target)
+    name = settings.prompts.name if settings.prompts else "prompts that ship"
+    workload = tokenized(name, requests, tokenizer, positions and positions - settings.output_len)
+    count = settings.limit or len(workload.prompts)
+    return [replace(workload, tasks=workload.tasks[:count], prompts=workload.prompts[:count])]

@@ -1,0 +1,120 @@
+"""What a benchmark is asked for, checked before anything is loaded. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METHODS = ("plain", "lookup", "draft")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One benchmark. Raises ValueError naming the option for what does not fit together.
+
+    target, drafter: models as LLM takes them, or with random_weights named shapes or config files.
+    methods: of METHODS; plain always runs, it is the baseline. batch: requests at once, one measurement each.
+    k: drafts per row and round, "auto" for the drafter's usual number. temperatures: 0 is greedy.
+    prompts: a file, None for the set that ships. input_lens: random tokens instead, of these lengths.
+    output_len: tokens per request at most; exactly, with ignore_eos. limit: the first so many prompts only.
+    runs: measured repetitions, after a warm-up.
+    acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
+    against: also measure transformers' generate. latency_target_ms: per token, for goodput.
+    prompt_budget, graphs, compile, dtype, device: as LLM has them.
+    """
+
+    target: str
+    drafter: str | None = None
+    methods: tuple[str, ...] = ("plain", "lookup")
+    batch: tuple[int, ...] = (1,)
+    k: tuple[int | str, ...] = ("auto",)
+    temperatures: tuple[float, ...] = (0.0,)
+    prompts: Path | None = None
+    input_lens: tuple[int, ...] = ()
+    output_len: int = 128
+    limit: int | None = None
+    runs: int = 3
+    acceptance_length: float | None = None
+    random_weights: bool = False
+    against: bool = False
+    ignore_eos: bool = False
+    latency_target_ms: float = 50.0
+    prompt_budget: int = 512
+    graphs: bool | str = "auto"
+    compile: bool | str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        for method in self.methods:
+            if method not in METHODS:
+                raise ValueError(f"methods: expected some of {', '.join(METHODS)}, got {method!r}")
+        for name in ("batch", "input_lens"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("k", [k for k in self.k if k != "auto"], 1)
+        _at_least("output-len", [self.output_len], 2)  # one token has no latency between tokens
+        _at_least("runs", [self.runs], 1)
+        _at_least("temperature", self.temperatures, 0)
+        if self.limit is not None:
+            _at_least("limit", [self.limit], 1)
+        if self.latency_target_ms <= 0:
+            raise ValueError(f"latency-target: expected milliseconds above 0, got {self.latency_target_ms:g}")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if "draft" in self.methods and self.drafter is None:
+            raise ValueError("methods: draft needs --drafter MODEL")
+        if self.drafter is not None and "draft" not in self.methods:
+            raise ValueError("drafter: it is not used; add draft to --methods")
+        if self.prompts is not None and self.input_lens:
+            raise ValueError("prompts: random tokens (--input-len, --context) and a file of prompts exclude each other")
+        if self.random_weights and not self.input_lens:
+            raise ValueError("random-weights: such a model has no tokenizer; give --input-len or --context")
+        if self.random_weights and self.against and self.acceptance_length is not None:
+            raise ValueError("against: transformers' acceptance cannot be controlled; drop --synthetic-acceptance")
+        if self.acceptance_length is not None:
+            high = max((k for k in self.k if isinstance(k, int)), default=4) + 1
+            if not 1 <= self.acceptance_length <= high:
+                raise ValueError(f"synthetic-acceptance: expected 1 to {high} (k + 1), got {self.acceptance_length:g}")
+
+    @property
+    def label(self) -> str | None:
+        """What every figure must be labelled with, None for measured acceptance."""
+        return None if self.acceptance_length is None else f"controlled acceptance {self.acceptance_length:g}"
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """ "1,4,16" or "1k,8k" as numbers, k standing for 1,024. Raises ValueError naming the option."""
+    found = []
+    for part in text.split(","):
+        part = part.strip().lower()
+        digits, unit = (part[:-1], 1024) if part.endswith("k") else (part, 1)
+        if not digits.isdecimal():
+            raise ValueError(f"{name}: expected numbers such as 1,4,16 or 1k,8k, got {text!r}")
+        found.append(int(digits) * unit)
+    return tuple(dict.fromkeys(found))
+
+
+def depths(text: str) -> tuple[int | str, ...]:
+    """ "1,2,auto" as numbers of drafts. Raises ValueError naming the option."""
+    parts = [part.strip() for part in text.split(",")]
+    if any(part != "auto" and not part.isdecimal() for part in parts):
+        raise ValueError(f"k: expected auto or numbers such as 1,2,4, got {text!r}")
+    return tuple(dict.fromkeys(part if part == "auto" else int(part) for part in parts))
+
+
+def reals(name: str, text: str) -> tuple[float, ...]:
+    """ "0,0.7" as floats. Raises ValueError naming the option."""
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise ValueError(f"{name}: expected numbers such as 0,1, got {text!r}") from None
+
+
+def _at_least(name: str, values: Any, low: int) -> None:
+    for value in values:
+        if not low <= value < float("inf"):
+            raise ValueError(f"{name.replace('_', '-')}: expected at least {low}, got {value}")

@@ -1,0 +1,286 @@
+"""Whole benchmarks of tiny random models: what is in the document, and what interrupts and failures leave of it."""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_gguf import write_tiny_gguf
+
+from specdec.bench.benchmark import PLAIN, Benchmark
+from specdec.bench.document import SCHEMA, Document, read_document
+from specdec.bench.settings import Settings
+from specdec.bench.stand import Arm, MethodFailed, Stand
+from specdec.bench.statistics import Spread
+
+DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
+BASE = Settings(
+    "tiny",
+    methods=("plain",),
+    random_weights=True,
+    input_lens=(13,),
+    output_len=6,
+    runs=2,
+    dtype="float32",
+    device="cpu",
+)
+
+
+def run(**changes) -> Document:
+    benchmark = Benchmark(dataclasses.replace(BASE, **changes), ["bench", "tiny"])
+    try:
+        return benchmark.run()
+    finally:
+        benchmark.close()
+
+
+@pytest.fixture(scope="module")
+def everything() -> Document:
+    """All methods, two batch sizes, two depths, against transformers."""
+    return run(methods=("plain", "lookup", "draft"), drafter="tiny", batch=(1, 3), k=("auto", 2), against=True, limit=2)
+
+
+@pytest.fixture(scope="module")
+def controlled() -> Document:
+    changes = dict(methods=("plain", "lookup", "draft"), drafter="tiny", batch=(3,), k=(4,), output_len=41, runs=1)
+    return run(**changes, acceptance_length=2.5)
+
+
+def test_every_method_at_every_point_plain_first(everything: Document) -> None:
+    arms = [(r.batch, r.arm) for r in everything.results]
+    ours = ["plain", "lookup k=auto", "lookup k=2", "draft k=auto", "draft k=2", "transformers"]
+    outside = ["transformers-lookup", "transformers-assisted"]
+    assert arms == [(1, arm) for arm in ours + outside] + [(3, arm) for arm in ours]
+    assert everything.failures == [] and not everything.interrupted and everything.label is None
+
+
+def test_figures_hold_together(everything: Document) -> None:
+    for r in everything.results:
+        assert r.requests == (2 if r.batch == 1 else 3) and r.tokens == 6 * r.requests
+        assert len(r.decode_tok_s.values) == 2 and r.decode_tok_s.low <= r.decode_tok_s.median <= r.decode_tok_s.high
+        assert r.ttft_ms.count == 2 * r.requests and r.ttft_ms.p50 <= r.ttft_ms.p99
+        assert r.itl_token_ms is None or r.itl_token_ms.p50 <= r.itl_token_ms.p90 <= r.itl_token_ms.p99
+        assert 0 <= r.goodput_tok_s <= max(r.whole_tok_s.values) * 1.001
+        assert r.peak_bytes > 0 and r.captures == 0 and [t.task for t in r.tasks] == ["random"]
+    plain = [r for r in everything.results if r.method == "plain"]
+    assert all(r.decode_speedup is None and r.acceptance and r.acceptance.length == 1 for r in plain)
+    assert all(r.decode_speedup for r in everything.results if r.method != "plain")
+
+
+def test_losslessness_of_every_method(everything: Document) -> None:
+    for r in everything.results:
+        if r.method != "plain":
+            assert (
+                r.losslessness and r.losslessness.line == f"identical to plain ({r.requests} of {r.requests} requests)"
+            )
+
+
+def test_acceptance_adds_up(everything: Document) -> None:
+    for r in everything.results:
+        a = r.acceptance
+        if a is None:
+            assert r.method.startswith("transformers")
+            continue
+        assert sum(a.histogram) == a.rounds and a.wasted == a.drafted - a.accepted >= 0
+        assert sum(i * n for i, n in enumerate(a.histogram)) == a.accepted
+        assert a.length == pytest.approx(2 * r.tokens / a.rounds), "two runs"
+
+
+def test_rounds_have_a_floor_and_a_split(everything: Document) -> None:
+    for r in everything.results:
+        if r.method in ("plain", "draft"):
+            assert r.floor and r.floor.bytes > 0 and r.split and r.split.verify_ms > 0
+            assert (r.split.draft_ms > 0) == (r.method == "draft") and r.split.idle_ms == 0
+    small, large = (next(r.floor.bytes for r in everything.results if r.arm == arm) for arm in ("plain", "draft k=2"))
+    assert large > 2 * small, "a drafter of the target's size reads as much in each of its two forwards"
+
+
+def test_break_even_covers_what_was_measured(everything: Document) -> None:
+    assert {(b.method, b.k) for b in everything.break_even} <= {
+        ("lookup", 10),
+        ("lookup", 2),
+        ("draft", 4),
+        ("draft", 2),
+    }
+    assert any(b.method == "draft" for b in everything.break_even)
+    for b in everything.break_even:
+        assert b.length == pytest.approx(b.round_ms / b.plain_round_ms)
+
+
+def test_random_tokens_warn(everything: Document) -> None:
+    assert any("random tokens flatter or slander" in warning for warning in everything.warnings)
+    assert any("batch 3 repeats the 2 prompts" in warning for warning in everything.warnings)
+
+
+def test_the_document_survives_json(everything: Document, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(everything.to_json())
+    assert read_document(file) == everything
+    value = json.loads(file.read_text())
+    assert value["schema"] == SCHEMA and value["command"] == ["bench", "tiny"]
+    assert value["environment"]["dtype"] == "float32" and "torch" in value["environment"]["versions"]
+    assert len(value["workloads"][0]["sha256"]) == 64
+
+
+def test_controlled_acceptance_is_forced_and_labelled(controlled: Document) -> None:
+    assert controlled.label == "controlled acceptance 2.5" and controlled.weights == "random"
+    for r in controlled.results:
+        assert r.losslessness is None, "forced tokens are nobody's"
+        if r.method != "plain":
+            assert r.acceptance and r.acceptance.length == pytest.approx(2.5, abs=0.25)
+            assert r.acceptance.drafted / r.acceptance.rounds > 3, "look-up drafts are filled up too"
+            assert r.acceptance.conditional[0] == pytest.approx(1.0)
+    assert not any("random tokens" in warning for warning in controlled.warnings)
+
+
+def test_sampling_is_lossless_too() -> None:
+    document = run(methods=("plain", "lookup"), temperatures=(0.0, 0.8), runs=1)
+    assert [(r.temperature, r.method) for r in document.results] == [
+        (t, m) for t in (0, 0.8) for m in ("plain", "lookup")
+    ]
+    assert all(r.losslessness is None or r.losslessness.identical == 1 for r in document.results)
+
+
+class Interrupt:
+    """A progress bar whose watcher presses Ctrl-C at the n-th report that names a measured run."""
+
+    def __init__(self, at: int):
+        self.left = at
+
+    def __call__(self, text: str, share: float) -> None:
+        if ": run " in text:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("at", "results", "runs"),
+    [
+        (1, [], 0),  # before anything is measured
+        (2, [], 0),  # plain alone compares with nothing
+        (4, ["plain", "lookup k=auto"], 1),  # in the second batch of the first run
+        (8, ["plain", "lookup k=auto"], 1),  # in the second run, which is not whole
+    ],
+)
+def test_an_interrupt_keeps_what_was_measured(at: int, results: list[str], runs: int) -> None:
+    settings = dataclasses.replace(BASE, methods=("plain", "lookup"), limit=3, batch=(1,))
+    benchmark = Benchmark(settings, progress=Interrupt(at))
+    document = benchmark.run()
+    benchmark.close()
+    assert document.interrupted and [r.arm for r in document.results] == results
+    for r in document.results:
+        assert len(r.decode_tok_s.values) == runs and r.requests == (1 if at == 4 else 3) and r.split is None
+
+
+def test_a_method_out_of_memory_is_reported_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Stand._drafter
+
+    class Hungry:
+        def propose(self, rows, k):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB")
+
+    monkeypatch.setattr(Stand, "_drafter", lambda self, m: Hungry() if m == "lookup" else make(self, m))
+    with pytest.warns(UserWarning, match="the drafter failed"):
+        document = run(methods=("plain", "lookup", "draft"), drafter="tiny", batch=(2,), k=(2,))
+    assert [r.arm for r in document.results] == ["plain", "draft k=2"]
+    (failure,) = document.failures
+    assert (failure.method, failure.batch) == ("lookup", 2) and failure.reason.startswith("out of memory: CUDA out of")
+
+
+def test_a_draft_model_that_does_not_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    monkeypatch.setattr("specdec.bench.inputs._load_drafter", full)
+    document = run(methods=("plain", "lookup", "draft"), drafter="tiny", runs=1)
+    assert [r.method for r in document.results] == ["plain", "lookup"]
+    assert document.failures[0].method == "draft" and "out of memory" in document.failures[0].reason
+
+
+def test_a_failed_run_leaves_the_stand_usable() -> None:
+    benchmark = Benchmark(BASE)
+    stand, job = benchmark.stand, benchmark._point(benchmark.inputs.workloads[0], 1, 0.0).jobs[0]
+    good = stand.run(PLAIN, job)
+    stand.engine("plain").round.run = lambda *_: (_ for _ in ()).throw(RuntimeError("boom"))  # type: ignore[method-assign]
+    with pytest.raises(MethodFailed, match="boom"):
+        stand.run(PLAIN, job)
+    again = stand.run(PLAIN, job)
+    assert [t.token_ids for t in again.traces] == [t.token_ids for t in good.traces]
+    with pytest.raises(MethodFailed, match="no draft model"):
+        stand.run(Arm("draft", 2), job)
+    benchmark.close()
+
+
+def test_real_prompts_of_a_model_with_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "p.jsonl").write_text('{"task": "a", "prompt": "hi hi hi hi"}\n{"task": "b", "prompt": "2 2"}\n')
+    document = run(
+        target=str(tmp_path / "tiny.gguf"), random_weights=False, input_lens=(), prompts=tmp_path / "p.jsonl",
+        methods=("plain", "lookup"),
+    )  # fmt: skip
+    assert document.workloads[0].tasks == {"a": 1, "b": 1} and document.weights == "trained" and not document.warnings
+    assert [[t.task for t in r.tasks] for r in document.results] == [["a", "b"]] * 2
+    with pytest.raises(ValueError, match="none in prompts that ship"):  # the tiny model has 128 positions
+        run(target=str(tmp_path / "tiny.gguf"), random_weights=False, input_lens=(), output_len=127)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(target="llama-9b"), "random-weights: expected one of llama-8b"),
+        (dict(input_lens=(5000,)), "input-len: expected at most 2042"),
+        (dict(drafter="smollm2-135m", methods=("plain", "draft")), "drafter: expected a vocabulary of 512"),
+        (dict(device="tpu"), "device: expected"),
+        (dict(dtype="int8"), "dtype: expected"),
+        (dict(random_weights=False, input_lens=(), prompts=Path("/no/such.jsonl")), "/no/such.jsonl"),
+    ],
+)
+def test_bad_input_is_one_line(changes: dict, message: str) -> None:
+    with pytest.raises((ValueError, OSError)) as error:
+        run(**changes)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_config_file_makes_a_model(tmp_path: Path) -> None:
+    config = dict(model_type="llama", vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    config |= dict(num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(target=str(tmp_path), runs=1).results[0].tokens == 6
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="random-weights: .*config.json"):
+        run(target=str(tmp_path / "config.json"))
+
+
+def test_bad_documents_name_the_field(everything: Document, tmp_path: Path) -> None:
+    good = json.loads(everything.to_json())
+    for change, message in [
+        (lambda d: d.update(schema="specdec.bench/0"), "schema: expected 'specdec.bench/1'"),
+        (lambda d: d.pop("target"), "target: expected a value, got none"),
+        (lambda d: d.update(extra=1), "extra: no such field"),
+        (lambda d: d["results"][0].update(batch="one"), r"results\[0\].batch: expected an integer"),
+        (
+            lambda d: d["results"][1]["acceptance"].update(length=None),
+            r"results\[1\].acceptance.length: expected a number",
+        ),
+        (lambda d: d["results"][0].update(k=1.5), r"results\[0\].k: expected int or str"),
+        (lambda d: d.update(results={}), "results: expected a list"),
+        (lambda d: d.update(interrupted=1), "interrupted: expected true or false"),
+    ]:
+        bad = copy.deepcopy(good)
+        change(bad)
+        (tmp_path / "bad.json").write_text(json.dumps(bad))
+        with pytest.raises(ValueError, match=message) as error:
+            read_document(tmp_path / "bad.json")
+        assert "bad.json" in str(error.value)
+    for text in ("", "[1]", "nonsense"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(ValueError, match="expected"):
+            read_document(tmp_path / "bad.json")
+
+
+def test_spread_of_one_run_has_no_width(controlled: Document) -> None:
+    assert Spread.of([3.0]).relative == 0 and all(r.decode_tok_s.relative == 0 for r in controlled.results)

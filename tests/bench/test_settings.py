@@ -1,0 +1,56 @@
+"""What a benchmark refuses before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from specdec.bench.settings import Settings, depths, numbers, reals
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(methods=("plain", "magic")), "methods: expected some of plain, lookup, draft, got 'magic'"),
+        (dict(methods=("draft",)), "methods: draft needs --drafter"),
+        (dict(drafter="d"), "drafter: it is not used"),
+        (dict(batch=(1, 0)), "batch: expected at least 1, got 0"),
+        (dict(k=(0,)), "k: expected at least 1"),
+        (dict(output_len=1), "output-len: expected at least 2"),
+        (dict(runs=0), "runs: expected at least 1"),
+        (dict(limit=0), "limit: expected at least 1"),
+        (dict(temperatures=(-1.0,)), "temperature: expected at least 0"),
+        (dict(temperatures=(float("nan"),)), "temperature: expected at least 0"),
+        (dict(input_lens=(0,)), "input-lens: expected at least 1"),
+        (dict(latency_target_ms=0.0), "latency-target: expected milliseconds above 0"),
+        (dict(prompts=Path("p"), input_lens=(8,)), "prompts: random tokens"),
+        (dict(random_weights=True), "random-weights: such a model has no tokenizer"),
+        (dict(acceptance_length=0.5), "synthetic-acceptance: expected 1 to 5"),
+        (dict(acceptance_length=6.0, k=(2, 4)), r"synthetic-acceptance: expected 1 to 5 \(k \+ 1"),
+        (
+            dict(acceptance_length=2.0, against=True, random_weights=True, input_lens=(8,), k=(4,)),
+            "against: transformers' acceptance cannot be controlled",
+        ),
+    ],
+)
+def test_bad_settings(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings("model", **changes)
+
+
+def test_numbers_depths_and_reals() -> None:
+    assert numbers("batch", "1, 4,16,4") == (1, 4, 16) and numbers("context", "1k,8K") == (1024, 8192)
+    assert depths("auto,2, 8") == ("auto", 2, 8) and reals("temperature", "0,0.7") == (0.0, 0.7)
+    for call, message in [
+        (lambda: numbers("batch", "1,x"), "batch: expected numbers such as 1,4,16 or 1k,8k, got '1,x'"),
+        (lambda: numbers("batch", ""), "batch: expected numbers"),
+        (lambda: numbers("batch", "k"), "batch: expected numbers"),
+        (lambda: depths("1,-2"), "k: expected auto or numbers"),
+        (lambda: reals("temperature", "warm"), "temperature: expected numbers such as 0,1, got 'warm'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_label_says_that_acceptance_is_forced() -> None:
+    assert Settings("m").label is None
+    assert Settings("m", acceptance_length=3.4, k=(4,)).label == "controlled acceptance 3.4"
