@@ -1,0 +1,306 @@
+"""The plug-in: a model object whose `generate` decodes on the paged runtime, and is otherwise what it was.
+
+`generate` looks up its decoding loop on the model's class, so an enabled model gets a class of its own, between two
+lines of the same name: its loops ask whether the call has a paged form, and run transformers' own where it has none.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import gc
+import os
+import threading
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.configuration_utils import GenerationMode
+
+from specdec.draft import Drafter, LookupDrafter, check_vocabulary
+from specdec.engine import EngineStats
+from specdec.hf.call import Call
+from specdec.hf.session import Need, Options, Session
+from specdec.limits import Wishes
+from specdec.loading import load_model
+from specdec.model import kv_specs
+
+LLM_OPTIONS = ("max_model_len", "max_rows", "kv_memory", "block_size", "prompt_budget", "graphs", "compile", "lag")
+
+_DEFAULT_ASSISTANT_TOKENS = 20
+
+_enabled: weakref.WeakSet[Enabled] = weakref.WeakSet()
+_paged = threading.RLock()
+"""One paged forward runs at a time in a process, so calls of several threads take turns."""
+
+
+class Enabled:
+    """A model with the plug-in: what `enable` returns. As a context manager it disables the model at its end.
+
+    plain: whether calls without assistance run on the paged runtime too, with `drafter` (None: no drafts).
+    """
+
+    def __init__(self, model: PreTrainedModel, drafter: Any, plain: bool, options: Options):
+        self.model, self.drafter, self.plain, self.options = model, drafter, plain, options
+        self.own_class = type(model)
+        self.session: Session | None = None
+        self._lookups: dict[int | None, Any] = {None: "lookup"}
+        model.__class__ = _paged_class(self)
+        _enabled.add(self)
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        disable(self.model)
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """Counts since the engine was built: acceptance length, rounds, tokens. None before the first paged call."""
+        return self.session.engine.stats if self.session else None
+
+    def release(self) -> None:
+        """Give the KV memory back; the next paged call builds its engine anew."""
+        if self.session is None:
+            return
+        if self.session.busy:
+            raise RuntimeError(f"model: this {type(self.model).__name__} is decoding; let its generate end first")
+        self.session.close()
+        self.session = None
+        if self.model.device.type == "cuda":  # its graphs are in cycles, and the next engine is sized by what is free
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def run(self, call: Call, drafter: Any, k: int | None) -> Tensor | GenerateDecoderOnlyOutput:
+        """Decode `call`, drafts by `drafter` (None: none), k of them per row and round (None: as enabled)."""
+        with _paged:
+            session = self._session(drafter, call)
+            try:
+                sequences = session.run(call, 0 if drafter is None else k)
+            except BaseException:
+                if not session.engine.idle:
+                    self.release()
+                raise
+        if call.generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)
+        return sequences
+
+    def lookup(self, max_match: int | None) -> Any:
+        """The look-up drafter of a longest match; one object for each, as engines are kept by their drafter."""
+        if max_match is not None and max_match not in self._lookups:
+            self._lookups[max_match] = LookupDrafter(max_match=max_match, min_match=min(2, max_match))
+        return self._lookups[max_match]
+
+    def _session(self, drafter: Any, call: Call) -> Session:
+        need = Need.of(call, self.options.llm.get("block_size", 16))
+        if self.session and not self.session.serves(drafter, need):
+            need |= self.session.need
+            drafter = self.session.drafter if drafter is None else drafter
+            self.release()
+        if self.session is None:
+            models = {id(self.model), id(drafter)}
+            for other in list(_enabled):  # a model is paged in one engine at a time
+                if other.session and models & {id(m) for m in other.session.models}:
+                    other.release()
+            self.session = Session(self.model, drafter, self.options, need)
+        return self.session
+
+    # -- transformers' loops
+
+    def sample(self, call: Call) -> Tensor | GenerateDecoderOnlyOutput | None:
+        """A call without assistance; None if it is not for the paged runtime."""
+        if not self.plain or call.generation_config.is_assistant:
+            return None
+        obstacle = call.obstacle(self.options.llm.get("max_model_len"))
+        if obstacle:
+            warnings.warn(f"decoded by transformers, not by specdec: {obstacle}", stacklevel=3)
+            return None
+        return self.run(call, self._own_drafter(), self.options.k)
+
+    def assist(self, call: Call, assistant: PreTrainedModel | None) -> Tensor | GenerateDecoderOnlyOutput | None:
+        """A call with assistance; None if it is left to transformers, which can only do batch 1.
+
+        Raises ValueError naming the argument that has no paged form where transformers has no batched form either.
+        """
+        config = call.generation_config
+        obstacle = call.obstacle(self.options.llm.get("max_model_len")) or _misfit(self.model, assistant)
+        if obstacle is None:
+            lookup = config.prompt_lookup_num_tokens
+            drafter = assistant if assistant is not None else self.lookup(config.max_matching_ngram_size)
+            return self.run(call, drafter, lookup if assistant is None else _drafts(config) or self.options.k)
+        if len(call.input_ids) > 1:
+            raise ValueError(f"{obstacle} (transformers' own assisted decoding is for a batch of one)")
+        warnings.warn(f"assisted by transformers, not by specdec: {obstacle}", stacklevel=3)
+        return None
+
+    def custom(self, call: Call, drafter: Any, k: int | None) -> Tensor | GenerateDecoderOnlyOutput:
+        """A call that asked for the paged runtime by name. Raises ValueError for what has no paged form."""
+        _check_drafter(drafter)
+        _check_k(k)
+        obstacle = call.obstacle(self.options.llm.get("max_model_len"))
+        obstacle = obstacle or _misfit(self.model, drafter if isinstance(drafter, PreTrainedModel) else None)
+        if obstacle:
+            raise ValueError(obstacle)
+        return self.run(call, self._own_drafter() if drafter is None else self._loaded(drafter), k)
+
+    def _own_drafter(self) -> Any:
+        self.drafter = self._loaded(self.drafter)
+        return self.drafter
+
+    def _loaded(self, drafter: Any) -> Any:
+        if isinstance(drafter, (str, os.PathLike)) and drafter != "lookup":
+            return load_model(drafter, dtype=self.model.dtype, device=self.model.device).model
+        return drafter
+
+
+def enable(
+    model: PreTrainedModel,
+    drafter: Any = None,
+    k: int | None = None,
+    *,
+    plain: bool = False,
+    prefix_cache: bool = False,
+    **options: Any,
+) -> Enabled:
+    """From now on `model.generate` with `assistant_model=` or `prompt_lookup_num_tokens=` decodes on the paged runtime.
+
+    drafter: None, "lookup", a model, its name or folder, or an object with `propose(rows, k)`: then calls without
+    assistance are drafted for by it. plain: run those on the paged runtime without a drafter, too.
+    k: drafts per row and round at most, None for the drafter's usual number; a call's own number goes before it.
+    prefix_cache: reuse KV of equal beginnings from one call to the next, as long as no weight is written to.
+    options: max_model_len, max_rows, kv_memory and others of `LLM`; sizes that are not given follow the calls.
+
+    Everything else about the model stays as it is. Enabling again replaces the settings. Returns a context manager.
+    Raises TypeError or ValueError for a model that can't be paged and for options that are none.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"model: expected a transformers model, got {type(model).__name__}; of a wrapped one (peft), enable the "
+            "transformers model inside"
+        )
+    unknown = sorted(set(options) - set(LLM_OPTIONS))
+    if unknown:
+        raise TypeError(f"enable: expected options among {', '.join(LLM_OPTIONS)}, got {', '.join(unknown)}")
+    Wishes(**{name: options[name] for name in options if name in Wishes.__dataclass_fields__})
+    _check_drafter(drafter)
+    _check_k(k)
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"model: expected a decoder-only language model, got {type(model).__name__}")
+    disable(model)
+    kv_specs(model)  # raises if paging can't serve it
+    return Enabled(model, drafter, plain or drafter is not None, Options(k, prefix_cache, options))
+
+
+def disable(model: PreTrainedModel) -> None:
+    """Undo `enable`: the model has its own class again, and the KV memory is given back. Else nothing happens."""
+    enabled = enabled_of(model)
+    if enabled is None:
+        return
+    enabled.release()
+    model.__class__ = enabled.own_class
+    _enabled.discard(enabled)
+
+
+def enabled_of(model: Any) -> Enabled | None:
+    """The plug-in of an enabled model, else None."""
+    return vars(type(model)).get("_specdec")
+
+
+def _paged_class(enabled: Enabled) -> type:
+    """A subclass of the model's class with its name, whose decoding loops go through `enabled`."""
+    own: Any = enabled.own_class
+
+    class Paged(own):
+        _specdec = enabled
+
+        def _sample(self, input_ids: Tensor, **arguments: Any) -> Any:
+            result = enabled.sample(_call(self, input_ids, arguments))
+            return own._sample(self, input_ids, **arguments) if result is None else result
+
+        def _assisted_decoding(
+            self, input_ids: Tensor, inputs_tensor: Any = None, assistant_model: Any = None, **arguments: Any
+        ) -> Any:
+            result = enabled.assist(_call(self, input_ids, arguments), assistant_model)
+            if result is None:
+                result = own._assisted_decoding(
+                    self, input_ids, inputs_tensor=inputs_tensor, assistant_model=assistant_model, **arguments
+                )
+            return result
+
+        def _validate_generation_mode(self, mode: Any, config: GenerationConfig, arguments: dict[str, Any]) -> None:
+            if mode == GenerationMode.ASSISTED_GENERATION:
+                # Several samples of a prompt are rows like any others here.
+                config = copy.copy(config)
+                config.num_return_sequences = 1
+            own._validate_generation_mode(self, mode, config, arguments)
+
+        def _prepare_cache_for_generation(self, config: GenerationConfig, model_kwargs: Any, *rest: Any) -> Any:
+            for name in ("cache", "past_key_values"):
+                if model_kwargs.get(name) is not None:
+                    model_kwargs[name]._is_user_defined = True
+            return own._prepare_cache_for_generation(self, config, model_kwargs, *rest)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            # A copy is an ordinary model of its own: no fused product or KV of this one may be part of it.
+            enabled.release()
+            _, _, state, *_ = super().__reduce_ex__(protocol)
+            return copyreg._reconstructor, (own, object, None), state  # type: ignore[attr-defined]
+
+    Paged.__name__, Paged.__qualname__ = own.__name__, own.__qualname__
+    Paged.__module__, Paged.__doc__ = own.__module__, own.__doc__
+    return Paged
+
+
+def _call(model: Any, input_ids: Tensor, arguments: dict[str, Any]) -> Call:
+    kwargs = dict(arguments)
+    named = {
+        name: kwargs.pop(name, None)
+        for name in ("logits_processor", "stopping_criteria", "generation_config", "streamer")
+    }
+    synced = bool(kwargs.pop("synced_gpus", False))
+    for name in ("tokenizer", "assistant_tokenizer"):
+        kwargs.pop(name, None)
+    return Call(model, input_ids, **named, synced_gpus=synced, kwargs=kwargs)
+
+
+def _misfit(model: PreTrainedModel, assistant: PreTrainedModel | None) -> str | None:
+    """Why an assistant can't draft on the target's blocks; None if it can."""
+    if assistant is None:
+        return None
+    if assistant is model:
+        return "assistant_model: expected another model object than the target"
+    if (assistant.device, assistant.dtype) != (model.device, model.dtype):
+        return (
+            f"assistant_model: expected it on {model.device} in {model.dtype}, as the target is, "
+            f"got {assistant.device} and {assistant.dtype}"
+        )
+    try:
+        check_vocabulary(model, assistant, None, None)
+    except ValueError as error:
+        return str(error).replace("drafter:", "assistant_model:")
+    return None
+
+
+def _drafts(config: GenerationConfig) -> int | None:
+    """The call's own number of drafts; transformers' default is no wish of anybody."""
+    number = config.num_assistant_tokens
+    return None if number == _DEFAULT_ASSISTANT_TOKENS else number
+
+
+def _check_drafter(drafter: Any) -> None:
+    if drafter is not None and not isinstance(drafter, (str, os.PathLike, PreTrainedModel, Drafter)):
+        raise TypeError(
+            f'drafter: expected None, "lookup", a model or an object with propose(rows, k), '
+            f"got {type(drafter).__name__}"
+        )
+
+
+def _check_k(k: Any) -> None:
+    if k is not None and (isinstance(k, bool) or not isinstance(k, int)):
+        raise TypeError(f"k: expected None or an int, got {type(k).__name__} {k!r}")
+    if k is not None and k < 0:
+        raise ValueError(f"k: expected at least 0, got {k}")

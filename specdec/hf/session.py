@@ -1,0 +1,190 @@
+"""An engine that stays between calls: built for a model and a drafter, rebuilt when a call outgrows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.engine import Engine
+from specdec.hf.call import Call
+from specdec.hf.replay import Replay
+from specdec.kvpool import KVPool
+from specdec.limits import Wishes, choose, max_positions
+from specdec.llm import LLM
+from specdec.model import kv_specs
+
+_SHORTEST = 256
+"""Tokens per row at least, so that short calls of growing length don't rebuild the engine each time."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How sessions are built. k: drafts per row and round, None for the drafter's usual number.
+
+    prefix_cache: keep prefixes from one call to the next. llm: options of `LLM`; sizes that it names are fixed, the
+    others follow the calls.
+    """
+
+    k: int | None = None
+    prefix_cache: bool = False
+    llm: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What calls take at once: rows, tokens of the longest row, blocks of all rows."""
+
+    rows: int
+    length: int
+    blocks: int
+
+    @classmethod
+    def of(cls, call: Call, block_size: int) -> Need:
+        lengths = [len(prompt) + call.new_tokens for prompt in call.prompts]
+        blocks = sum(-(-length // block_size) + 1 for length in lengths)
+        return cls(len(lengths), max(lengths), blocks)
+
+    def __or__(self, other: Need) -> Need:
+        return Need(max(self.rows, other.rows), max(self.length, other.length), max(self.blocks, other.blocks))
+
+    def covers(self, other: Need) -> bool:
+        return self | other == self
+
+    def rounded(self) -> Need:
+        """Up to powers of two, so that growing calls rebuild seldom."""
+        rows, length, blocks = (1 << (n - 1).bit_length() for n in (self.rows, self.length, self.blocks))
+        return Need(rows, max(length, _SHORTEST), blocks)
+
+
+class Session:
+    """`run` calls on the paged runtime, one at a time, in the caller's thread.
+
+    drafter: None, "lookup", a transformers model, or an object with `propose`. Building it raises what `LLM` raises.
+    """
+
+    def __init__(self, model: PreTrainedModel, drafter: Any, options: Options, need: Need):
+        self.drafter, self.options = drafter, options
+        self.models = [m for m in (model, drafter) if isinstance(m, PreTrainedModel)]
+        self.need = need.rounded()
+        # A caller's inference mode would leave weights and rows that nobody may write to outside of it; and whether a
+        # call builds an engine must not change what later calls draw.
+        with torch.inference_mode(False), torch.no_grad(), evaluating(self.models), _own_random(model):
+            self.llm = LLM(model, drafter=drafter, k=_or_auto(options.k), **self._sizes(model))
+        self._marks, self._versions = _marks(self.models), _versions(self.models)
+        self._autocast = _autocast(model)
+        self.busy = False
+
+    @property
+    def engine(self) -> Engine:
+        return self.llm.engine
+
+    def serves(self, drafter: Any, need: Need) -> bool:
+        """Whether a call can run here: on these weights, with this drafter or none, in these sizes."""
+        same = drafter is None or drafter is self.drafter
+        fits = all(n <= size or fixed for n, size, fixed in self._compare(need))
+        return same and fits and self._marks == _marks(self.models) and self._autocast == _autocast(self.models[0])
+
+    def run(self, call: Call, k: int | None) -> Tensor:
+        """Decode `call`, k drafts per row and round (None: the engine's own): [B, L + emitted] int64."""
+        if self.busy:
+            raise RuntimeError("generate: this model is decoding; a streamer or criterion may not call it again")
+        self.busy = True
+        try:
+            with torch.inference_mode(False), torch.no_grad(), evaluating(self.models):
+                return self._run(call, k)
+        finally:
+            self.busy = False
+
+    def close(self) -> None:
+        """Give the KV memory back and leave the models as they were."""
+        self.llm.close()
+
+    def _run(self, call: Call, k: int | None) -> Tensor:
+        self._forget_prefixes()
+        seqs = call.sequences(k)
+        replay = Replay(call, seqs, self.engine.cancel)
+        try:
+            for seq in seqs:
+                self.engine.submit(seq)
+            while not replay.finished:
+                self.engine.step()
+                replay.advance()
+        finally:
+            for seq in seqs:
+                self.engine.cancel(seq)
+            self.engine.run()  # what is in flight belongs to nobody any more
+        if call.streamer is not None:
+            call.streamer.end()
+        return replay.sequences()
+
+    def _forget_prefixes(self) -> None:
+        """Weights may have changed since the last call, in ways that only the caller knows."""
+        versions = _versions(self.models)
+        if not self.options.prefix_cache or versions != self._versions:
+            self.engine.pool.allocator.reset_prefix_cache()
+        self._versions = versions
+
+    def _sizes(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Options of `LLM`: the user's sizes, and for the rest as much as the calls need and the memory allows."""
+        given, positions = self.options.llm, max_positions(model)
+        length = given.get("max_model_len") or min(self.need.length, positions or self.need.length)
+        rows, size = given.get("max_rows") or self.need.rows, given.get("block_size", 16)
+        sizes = {**given, "max_model_len": length, "max_rows": rows}
+        if "kv_memory" not in given:
+            specs = [spec for m in self.models for spec in kv_specs(m)]
+            blocks = min(choose(self.models, specs, Wishes(length, rows, None, size)).num_blocks, self.need.blocks)
+            sizes["kv_memory"] = blocks * KVPool.bytes_per_block_of(specs, size)
+        return sizes
+
+    def _compare(self, need: Need) -> Iterator[tuple[int, int, bool]]:
+        """(needed, there, and whether building anew would bring no more) for each size."""
+        limits, given = self.llm.limits, self.options.llm
+        yield need.rows, limits.max_rows, "max_rows" in given
+        yield need.length, limits.max_model_len, "max_model_len" in given
+        # Fewer blocks than once were needed: the memory had no more, and waiting rows take their turn.
+        short = limits.num_blocks < self.need.blocks
+        yield need.blocks, limits.num_blocks, "kv_memory" in given or (short and self.need.covers(need))
+
+
+@contextmanager
+def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Within it nothing drops out: what is drawn must be a function of the tokens. Every module's mode is restored."""
+    training = [module for model in models for module in model.modules() if module.training]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _own_random(model: PreTrainedModel) -> Any:
+    """Within it torch's generators may be used; they go on afterwards from where they were."""
+    return torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else [])
+
+
+def _or_auto(k: int | None) -> int | str:
+    return "auto" if k is None else k
+
+
+def _marks(models: list[PreTrainedModel]) -> list[tuple[int, ...]]:
+    """Changes when a parameter moves, is replaced or cast, or modules are added: fused and captured weights are stale."""
+    parameters = [(id(p), p.data_ptr(), p.element_size()) for m in models for p in m.parameters()]
+    return [*parameters, tuple(sum(1 for _ in m.modules()) for m in models)]
+
+
+def _versions(models: list[PreTrainedModel]) -> list[int]:
+    """Changes when a parameter is written to, an optimizer's step for example."""
+    return [p._version for m in models for p in m.parameters()]
+
+
+def _autocast(model: PreTrainedModel) -> torch.dtype | None:
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
