@@ -17,7 +17,7 @@ def batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> dict[str, Tensor
     ids, mask = torch.full((len(lengths), width), PAD), torch.zeros(len(lengths), width, dtype=torch.long)
     for r, n in enumerate(lengths):
         period = torch.randint(1, VOCAB, (5,), generator=draw)
-        ids[r, width - n :] = period.repeat(4)[:n]
+        ids[r, width - n :] = period.repeat(n)[:n]
         mask[r, width - n :] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
