@@ -15,7 +15,7 @@ import triton.language as tl
 from specdec.kernels.philox_kernel import MIN_TEMPERATURE, exact_log, gumbel_of_words, noise_words, weight_of
 
 GROUP: tl.constexpr = tl.constexpr(128)
-GROUPS_AT_ONCE: tl.constexpr = tl.constexpr(32)
+AT_ONCE: tl.constexpr = tl.constexpr(1024)  # logits that `gather` looks at, a multiple of GROUP
 WAYS: tl.constexpr = tl.constexpr(8)
 LIMITS: tl.constexpr = tl.constexpr(4)  # columns that `select_kernel` writes for a row
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
@@ -75,24 +75,24 @@ def _narrow(low, high, places, passed):
 @triton.jit
 def _counts_from(source, size, floats, BLOCK: tl.constexpr):
     """How many of `size` values are >= each of `floats` [WAYS]."""
-    total = tl.zeros([WAYS], tl.int32)
+    total = tl.zeros([BLOCK, WAYS], tl.int32)
     for start in range(0, size, BLOCK):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
-        total += tl.sum((x[:, None] >= floats[None, :]).to(tl.int32), 0)
-    return total
+        total += (x[:, None] >= floats[None, :]).to(tl.int32)
+    return tl.sum(total, 0)
 
 
 @triton.jit
 def _masses_from(source, size, floats, inverse, z_top, BLOCK: tl.constexpr):
     """Mass of the values that are >= each of `floats` [WAYS]."""
-    total = tl.zeros([WAYS], tl.int64)
+    total = tl.zeros([BLOCK, WAYS], tl.int64)
     for start in range(0, size, BLOCK):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
         weight = weight_of(x * inverse - z_top)
-        total += tl.sum(tl.where(x[:, None] >= floats[None, :], weight[:, None], 0), 0)
-    return total
+        total += tl.where(x[:, None] >= floats[None, :], weight[:, None], 0)
+    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -180,19 +180,18 @@ def gather(
     tl.debug_barrier()  # what one thread wrote another reads
     count = tl.zeros([], tl.int32)
     start = tl.zeros([], tl.int32)
-    while (start < number) & (count <= CAPACITY):
-        i = start + tl.arange(0, GROUPS_AT_ONCE)
-        group = tl.load(hits + i, mask=i < number, other=groups)
-        ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    while (start < number * GROUP) & (count <= CAPACITY):
+        i = start + tl.arange(0, AT_ONCE)
+        group = tl.load(hits + i // GROUP, mask=i < number * GROUP, other=groups)
+        ids = group * GROUP + i % GROUP
         x = tl.load(whole + ids, mask=ids < vocab_size, other=-INFINITY).to(tl.float32)
         keep = (x >= floor) & (x * inverse >= floor_z) & (ids < vocab_size)
-        found = tl.sum(keep.to(tl.int32), 1)
-        place = count + (tl.cumsum(found, 0) - found)[:, None] + tl.cumsum(keep.to(tl.int32), 1) - 1
+        place = count + tl.cumsum(keep.to(tl.int32), 0) - 1
+        count += tl.sum(keep.to(tl.int32), 0)
         keep &= place < CAPACITY
         tl.store(near + place, x, mask=keep)
         tl.store(near_ids + place, ids, mask=keep)
-        count += tl.sum(found, 0)
-        start += GROUPS_AT_ONCE
+        start += AT_ONCE
     tl.debug_barrier()
     return count
 

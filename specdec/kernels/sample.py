@@ -17,6 +17,8 @@ from specdec.kernels.sample_kernel import race_kernel, winner_kernel
 
 TILE = 2048
 """Columns of a row that one program races."""
+PROGRAMS = 4096
+"""About as many keep a large GPU busy; in a large batch one takes several tiles, since most may have nothing to do."""
 PART = 16384
 """Columns of a row whose mass one program sums."""
 CAPACITY = 2048
@@ -83,7 +85,10 @@ def _race(
         peaks, limits = _filter(logits, positions, sampling, rows, out) if filters else (None, None)
         inputs = (positions, rows, sampling.temperature, sampling.seed, best)
         sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], tiles)
-        race_kernel[(count, tiles)](logits, peaks, limits, *inputs, *sizes, NOISE=noise, QUADS=TILE // 4, num_warps=4)
+        span = min(max(count * tiles // PROGRAMS, 1), 8)
+        race_kernel[(count, -(-tiles // span))](
+            logits, peaks, limits, *inputs, *sizes, span, NOISE=noise, QUADS=TILE // 4, num_warps=4
+        )
         winner_kernel[(count,)](
             logits, limits, *inputs, out, *sizes, NOISE=noise, QUADS=TILE // 4, BLOCK=triton.next_power_of_2(tiles),
             SCAN=4096, num_warps=8, enable_fp_fusion=False,
@@ -109,7 +114,7 @@ def _filter(
     )
     select_kernel[(count,)](
         logits, peaks, masses, positions, rows, *sampling, hits, near, near_ids, limits, out, *sizes,
-        SHIFT=ZERO_BITS[logits.dtype], BLOCK=1024, PARTS=triton.next_power_of_2(parts), CAPACITY=CAPACITY,
+        SHIFT=ZERO_BITS[logits.dtype], BLOCK=256, PARTS=triton.next_power_of_2(parts), CAPACITY=CAPACITY,
         num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return peaks, limits

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec.kernels.filter_kernel import LIMITS, mass_from, next_above, row_of
+from specdec.kernels.filter_kernel import GROUP, LIMITS, mass_from, next_above, row_of
 from specdec.kernels.philox_kernel import (
     LN2,
     LOG2_E,
@@ -62,38 +62,38 @@ def best_estimate(x, temp, seed, position, tile, QUADS: tl.constexpr):
 @triton.jit
 def race_kernel(
     logits, peaks, limits, positions, rows, temperature, seed, best,
-    stride, vocab_size, num_rows, tiles,
+    stride, vocab_size, num_rows, tiles, span,
     NOISE: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row of logits, tile): the best score of its tile, at most a trifle too high.
+    """One program per (row of logits, `span` tiles): the best score of each tile, at most a trifle too high.
 
     limits [T, 4]: what `select_kernel` left of the row; a tile whose peaks, maxima of 128 columns, lie below is not read.
     """
     t = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
-    row = row_of(rows, t, num_rows)
-    temp = 0.0
-    if NOISE:
-        temp = tl.load(temperature + row)
-    inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
     least, least_z = float("-inf"), float("-inf")
-    peak = float("inf")
     if limits is not None:
         least = tl.load(limits + t * LIMITS).to(tl.float32)
         least_z = tl.load(limits + t * LIMITS + 1).to(tl.float32)
-        group = tile * (QUADS // 32) + tl.arange(0, QUADS // 32)
-        groups = tl.cdiv(vocab_size, 128)
-        peak = tl.max(tl.load(peaks + t * groups + group, mask=group < groups, other=float("-inf")), 0)
-    result = float("-inf")
-    if (peak >= least) & (peak * inverse >= least_z):
-        _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
-        if limits is not None:
-            x = tl.where((x < least) | (x * inverse < least_z), float("-inf"), x)
-        key, position = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    if least < float("inf"):  # else the token is drawn already
+        temp, key, position = 0.0, tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
         if NOISE:
-            key, position = tl.load(seed + row), tl.load(positions + t).to(tl.int64)
-        result = best_estimate(x, temp, key, position, tile, QUADS)
-    tl.store(best + t * tiles + tile, result)
+            row = row_of(rows, t, num_rows)
+            temp, key, position = tl.load(temperature + row), tl.load(seed + row), tl.load(positions + t).to(tl.int64)
+        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        first = tl.program_id(1) * span
+        for tile in range(first, tl.minimum(first + span, tiles)):
+            peak = float("inf")
+            if limits is not None:
+                group = tile * (QUADS // 32) + tl.arange(0, QUADS // 32)
+                groups = tl.cdiv(vocab_size, GROUP)
+                peak = tl.max(tl.load(peaks + t * groups + group, mask=group < groups, other=float("-inf")), 0)
+            result = float("-inf")
+            if (peak >= least) & (peak * inverse >= least_z):
+                _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
+                if limits is not None:
+                    x = tl.where((x < least) | (x * inverse < least_z), float("-inf"), x)
+                result = best_estimate(x, temp, key, position, tile, QUADS)
+            tl.store(best + t * tiles + tile, result)
 
 
 @triton.jit
