@@ -34,6 +34,10 @@ _CACHES = ("cache", "past_key_values")
 _UNDERSTOOD = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", *_CACHES}
 _KEPT = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _OTHER_ASSISTANTS = ("assistant_early_exit", "use_mtp", "speculation_type", "assistant_ensemble_weight")
+_STATEFUL = {
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
+    "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
+}
 
 
 @dataclass
@@ -93,7 +97,7 @@ class Call:
 
     @cached_property
     def _split(self) -> tuple[LogitsProcessorList, dict[str, Any]]:
-        """Processors to run, and the parameters of the last ones where the sampling kernel does their work."""
+        """Processors to run before drawing, and the parameters of the last ones where the sampling kernel does their work."""
         processors, place = list(self.logits_processor), len(_WARPERS)
         params: dict[str, Any] = {}
         while self.generation_config.do_sample and processors and _place(processors[-1]) < place:
@@ -139,9 +143,11 @@ class Call:
         for name in _OTHER_ASSISTANTS:
             if getattr(config, name, None):
                 return f"{name}={getattr(config, name)!r}: pass assistant_model= or prompt_lookup_num_tokens= instead"
-        if self.processors:
-            names = ", ".join(type(p).__name__ for p in self.processors)
-            return f"logits processors ({names}): a round can't run them; leave out the arguments that ask for them"
+        for processor in self.processors:
+            if type(processor).__name__ in _STATEFUL:
+                return (
+                    f"{_STATEFUL[type(processor).__name__]}=: it keeps state that a rejected draft spoils; leave it out"
+                )
         return "synced_gpus=True: rounds are not in step between processes; leave it out" if self.synced_gpus else None
 
     def _unknown_kwarg(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,13 @@ from transformers import PreTrainedModel
 
 from specdec.engine import Engine
 from specdec.hf.call import Call
+from specdec.hf.processing import ProcessedVerifier
 from specdec.hf.replay import Replay
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose, max_positions
 from specdec.llm import LLM
 from specdec.model import kv_specs
+from specdec.sequence import Sequence
 
 _SHORTEST = 256
 """Tokens per row at least, so that short calls of growing length don't rebuild the engine each time."""
@@ -109,19 +111,33 @@ class Session:
         self._forget_prefixes()
         seqs = call.sequences(k)
         replay = Replay(call, seqs, self.engine.cancel)
-        try:
-            for seq in seqs:
-                self.engine.submit(seq)
-            while not replay.finished:
-                self.engine.step()
-                replay.advance()
-        finally:
-            for seq in seqs:
-                self.engine.cancel(seq)
-            self.engine.run()  # what is in flight belongs to nobody any more
+        with self._processing(call, seqs):
+            try:
+                for seq in seqs:
+                    self.engine.submit(seq)
+                while not replay.finished:
+                    self.engine.step()
+                    replay.advance()
+            finally:
+                for seq in seqs:
+                    self.engine.cancel(seq)
+                self.engine.run()  # what is in flight belongs to nobody any more
         if call.streamer is not None:
             call.streamer.end()
         return replay.sequences()
+
+    @contextmanager
+    def _processing(self, call: Call, seqs: list[Sequence]) -> Iterator[None]:
+        """Within it rounds run the call's logits processors, if it has any; not as graphs, since they look at lengths."""
+        engine = self.engine
+        before = engine.round.verifier, engine.graphs
+        if call.processors:
+            engine.round.verifier = ProcessedVerifier(before[0], call, seqs, engine.scheduler.placed)
+            engine.graphs = None  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            engine.round.verifier, engine.graphs = before
 
     def _forget_prefixes(self) -> None:
         """Weights may have changed since the last call, in ways that only the caller knows."""
@@ -153,7 +169,7 @@ class Session:
 
 
 @contextmanager
-def evaluating(models: Sequence[nn.Module]) -> Iterator[None]:
+def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
     """Within it nothing drops out: what is drawn must be a function of the tokens. Every module's mode is restored."""
     training = [module for model in models for module in model.modules() if module.training]
     for model in models:
