@@ -13,8 +13,9 @@ from torch import Tensor
 
 from specdec.draft import Drafter, ModelDrafter
 from specdec.graphs import RoundGraphs
+from specdec.kernels.round import slots
 from specdec.kvpool import KVPool
-from specdec.model import Packed, PagedModel, slots
+from specdec.model import Packed, PagedModel
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler

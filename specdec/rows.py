@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import Sampling
+from specdec.kernels.columns import RowState
+from specdec.kernels.round import gather_rows
 from specdec.sequence import Sequence
 
 STOP_IDS = 8
@@ -26,8 +28,8 @@ class RowView:
     """The rows of one round, gathered. B rows in the round's order; padding shows the spare row, never active.
 
     index [B] row numbers; num_tokens [B] l; drafter_len [B] drafter KV; k [B] drafts wished for; limit [B];
-    active [B] bool; block_table [B, M] int32, -1 past the reservation; history [B, max_len + 1] int32;
-    stop_ids [B, STOP_IDS], -1 unused; sampling: columns [B]. All int64 unless said.
+    active [B] bool; block_table [B, M] int32, -1 past the reservation; stop_ids [B, STOP_IDS], -1 unused;
+    sampling: columns [B]. All int64 unless said. all_tokens: the histories of all rows, not gathered.
     noise, filters: whether any row draws with noise, with filters; known to the host, so that neither costs a look.
     """
 
@@ -38,20 +40,18 @@ class RowView:
     limit: Tensor
     active: Tensor
     block_table: Tensor
-    history: Tensor
+    all_tokens: Tensor
     stop_ids: Tensor
     sampling: Sampling
     block_size: int
+    max_len: int
     noise: bool
     filters: bool
 
-    def newest(self) -> Tensor:
-        """[B] the newest token of each row, the one without KV."""
-        return self.tokens((self.num_tokens - 1).clamp(min=0)[:, None])[:, 0]
-
-    def tokens(self, positions: Tensor) -> Tensor:
-        """[B, n] int64 token ids at `positions` [B, n]."""
-        return self.history.gather(1, positions).long()
+    @property
+    def history(self) -> Tensor:
+        """[B, max_len + 1] int32: the rows' tokens; what lies past num_tokens is garbage."""
+        return self.all_tokens[self.index]
 
 
 class Rows:
@@ -68,6 +68,11 @@ class Rows:
         self._ints = _Mirror(torch.full((_STOP + STOP_IDS, total), -1, dtype=torch.int64), device)
         self._floats = _Mirror(torch.zeros(3, total), device)
         self._ints.host[:_STOP] = 0
+
+    @property
+    def state(self) -> RowState:
+        """What a round changes, beside `history`."""
+        return RowState(self.num_tokens, self.drafter_len, self.active)
 
     @property
     def block_table(self) -> Tensor:
@@ -114,26 +119,29 @@ class Rows:
 
     def view(self, index: Tensor, *, noise: bool = True, filters: bool = True) -> RowView:
         """Gather the rows `index` [B] (int64, device); -1 shows the spare row. See RowView for the flags."""
-        index = torch.where(index < 0, self.num_rows, index)
-        ints, floats = self._ints.device[:, index], self._floats.device[:, index]
+        columns, active, floats, tables = gather_rows(
+            index, self.state, self._ints.device, self._floats.device, self._table.device
+        )
+        row, num_tokens, drafter_len, *ints = columns
         return RowView(
-            index=index,
-            num_tokens=self.num_tokens[index],
-            drafter_len=self.drafter_len[index],
+            index=row,
+            num_tokens=num_tokens,
+            drafter_len=drafter_len,
             k=ints[_K],
             limit=ints[_LIMIT],
-            active=self.active[index],
-            block_table=self._table.device[index],
-            history=self.history[index],
-            stop_ids=ints[_STOP:].t(),
+            active=active,
+            block_table=tables,
+            all_tokens=self.history,
+            stop_ids=columns[3 + _STOP :].t(),
             sampling=Sampling(
                 temperature=floats[_TEMPERATURE],
-                top_k=ints[_TOP_K].int(),
+                top_k=ints[_TOP_K],
                 top_p=floats[_TOP_P],
                 min_p=floats[_MIN_P],
                 seed=ints[_SEED],
             ),
             block_size=self.block_size,
+            max_len=self.max_len,
             noise=noise,
             filters=filters,
         )

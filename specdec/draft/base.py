@@ -16,22 +16,35 @@ from specdec.rows import RowView
 class DraftRows:
     """The B rows of a round as a drafter sees them. Everything lives on the engine's device.
 
-    token_ids [B, W]: row r's first `lengths[r]` entries are its tokens, what follows is garbage. lengths [B] int64.
-    want [B] int64: drafts the row may use, 0..k; 0 for a row that does not run. seeds [B] int64.
-    sampling: temperature and filters per row, for drafters that draw with the target's own noise (`kernels.sample`;
-    draft j is the token at position lengths + j). view: block table and drafter KV, for drafters with a paged model.
+    view: their columns, with block table and drafter KV for drafters that have a paged model. running [B] bool.
+    want [B] int64: drafts the row may use, 0..k; 0 for a row that does not run.
     """
 
-    token_ids: Tensor
-    lengths: Tensor
-    want: Tensor
-    running: Tensor
-    sampling: Sampling
     view: RowView
+    running: Tensor
+    want: Tensor
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[B, W] int32: row r's first `lengths[r]` entries are its tokens, what follows is garbage."""
+        return self.view.history
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] int64."""
+        return self.view.num_tokens
+
+    @property
+    def sampling(self) -> Sampling:
+        """Temperature and filters per row, for drafters that draw with the target's own noise (`kernels.sample`;
+        draft j is the token at position lengths + j).
+        """
+        return self.view.sampling
 
     @property
     def seeds(self) -> Tensor:
-        return self.sampling.seed
+        """[B] int64."""
+        return self.view.sampling.seed
 
 
 @dataclass(slots=True)

@@ -243,7 +243,13 @@ def _depth(words):
 def _load_item(ITEMS, index):
     """The columns of an item, in their order."""
     item = ITEMS + index * ITEM
-    q = tl.load(item + ROW), tl.load(item + Q_START), tl.load(item + Q_LEN), tl.load(item + KV_LEN), tl.load(item + Q_TILE)
+    q = (
+        tl.load(item + ROW),
+        tl.load(item + Q_START),
+        tl.load(item + Q_LEN),
+        tl.load(item + KV_LEN),
+        tl.load(item + Q_TILE),
+    )
     return q + (tl.load(item + FIRST), tl.load(item + LAST), tl.load(item + SLOT), tl.load(item + PAIR))
 
 

@@ -40,16 +40,6 @@ class Packed:
     max_seqlen_q: int
 
 
-def slots(block_table: Tensor, row: Tensor, positions: Tensor, write: Tensor, block_size: int) -> Tensor:
-    """[N] int64 slot of each position in its row's blocks; -1 where `write` is false or the row has no block there.
-
-    block_table [R, M] int32; row, positions [N] int64; write [N] bool.
-    """
-    entry = (positions // block_size).clamp(max=block_table.shape[1] - 1)
-    block = block_table[row, entry].long()
-    return torch.where(write & (block >= 0), block * block_size + positions % block_size, -1)
-
-
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 

@@ -1,5 +1,7 @@
 """Look-up drafting: how much is drafted, and with which scores. What matches is the kernel's test."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support import Request, engine, params, submit
@@ -14,7 +16,8 @@ def propose(drafter, texts, k):
     for row, text in zip(history, texts, strict=True):
         row[: len(text)] = torch.tensor(text, dtype=torch.int32)
     want, running = torch.full_like(lengths, k), torch.ones_like(lengths, dtype=torch.bool)
-    return drafter.propose(DraftRows(history, lengths, want, running, None, None), k)
+    view = SimpleNamespace(history=history, num_tokens=lengths)  # all that look-up reads
+    return drafter.propose(DraftRows(view, running, want), k)
 
 
 def test_how_much_is_drafted_grows_with_the_match():

@@ -24,7 +24,7 @@ def started(kind="near", lengths=(9, 4, 1), temperature=1.0, steps=1):
 def rows_of(e, each, want):
     view = e.rows.view(torch.tensor([r.seq.row for r in each]))
     running = torch.ones(len(each), dtype=torch.bool)
-    return DraftRows(view.history, view.num_tokens, torch.tensor(want), running, view.sampling, view)
+    return DraftRows(view, running, torch.tensor(want))
 
 
 def written(e, call):

@@ -36,7 +36,9 @@ def accept(logits, drafts, lengths, sampling, stop_ids=None, running=None):
     stops = torch.full((batch, 8), -1)
     if stop_ids is not None:
         stops[:, 0] = stop_ids
-    view = RowView(*[lengths] * 6, stops, stops, stops, sampling, 4, True, True)
+    view = RowView(
+        *[lengths] * 8, stop_ids=stops, sampling=sampling, block_size=4, max_len=99, noise=True, filters=True
+    )
     verification = Verification(packed, row, torch.full((batch,), width - 1), running)
     return CoupledVerifier(logits.shape[-1]).accept(logits.flatten(0, 1), verification, Draft(drafts, lengths), view)
 
