@@ -76,7 +76,7 @@ def _narrow(low, high, places, passed):
 def _counts_from(source, size, floats, BLOCK: tl.constexpr):
     """How many of `size` values are >= each of `floats` [WAYS]."""
     total = tl.zeros([BLOCK, WAYS], tl.int32)
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, loop_unroll_factor=4):
         i = start + tl.arange(0, BLOCK)
         x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
         total += (x[:, None] >= floats[None, :]).to(tl.int32)
@@ -130,12 +130,16 @@ def peak_kernel(logits, peaks, stride, vocab_size, groups, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _row_top(peaks, t, groups, BLOCK: tl.constexpr):
-    top = tl.full([], -INFINITY, tl.float32)
+def _peak_range(peaks, groups, BLOCK: tl.constexpr):
+    """(lowest, highest) of a row's peaks."""
+    low = tl.full([BLOCK], INFINITY, tl.float32)
+    high = tl.full([BLOCK], -INFINITY, tl.float32)
     for start in range(0, groups, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        top = tl.maximum(top, tl.max(tl.load(peaks + t * groups + i, mask=i < groups, other=-INFINITY), 0))
-    return top
+        peak = tl.load(peaks + i, mask=i < groups, other=-INFINITY)
+        high = tl.maximum(high, peak)
+        low = tl.where(i < groups, tl.minimum(low, peak), low)
+    return tl.min(low, 0), tl.max(high, 0)
 
 
 @triton.jit
@@ -150,7 +154,7 @@ def mass_kernel(
     temp = tl.load(temperature + row)
     k = tl.load(top_k + row)
     if (temp > 0) & (tl.load(top_p + row) < 1) & ((k <= 0) | (k >= vocab_size)):
-        top = _row_top(peaks, t, groups, BLOCK)
+        _, top = _peak_range(peaks + t * groups, groups, BLOCK)
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
         stop = tl.minimum(vocab_size, (part + 1) * PART)
         mass = mass_from(logits + t * stride, part * PART, stop, -INFINITY, inverse, top * inverse, BLOCK)
@@ -221,7 +225,7 @@ def race_near(near, near_ids, count, least, least_z, inverse, seed, position, BL
 def select_kernel(
     logits, peaks, masses, positions, rows, temperature, top_k, top_p, min_p, seed, hits, near, near_ids, limits, out,
     stride, vocab_size, num_rows, groups, parts,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CAPACITY: tl.constexpr,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """One program per row: its token, if no more than CAPACITY logits may be drawn; else, in `limits`, which may.
 
@@ -230,7 +234,8 @@ def select_kernel(
     """
     t = tl.program_id(0).to(tl.int64)
     row = row_of(rows, t, num_rows)
-    top = _row_top(peaks, t, groups, BLOCK)
+    row_peaks = peaks + t * groups
+    lowest, top = _peak_range(row_peaks, groups, BLOCK)
     temp, k, p, m = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
     by_k, by_p = (k > 0) & (k < vocab_size), p < 1
     least = tl.full([], -INFINITY, tl.float32)
@@ -239,19 +244,20 @@ def select_kernel(
     if (temp > 0) & (tl.abs(top) < INFINITY) & (by_k | by_p | (m > 0)):  # a row with NaN has +inf for its top
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
         z_top = top * inverse
-        whole, row_peaks = logits + t * stride, peaks + t * groups
+        whole = logits + t * stride
         row_near, row_ids = near + t * CAPACITY, near_ids + t * CAPACITY
         if m > 0:
             least_z = z_top + tl.minimum(exact_log(m), 0.0)
         floor_z = tl.where(by_k | by_p, -INFINITY, least_z)  # top-p's mass is that before min-p
         if by_k:
             if k <= groups:
-                least = kth_highest(row_peaks, groups, k, least, top, SHIFT, BLOCK)
+                least = kth_highest(row_peaks, groups, k, lowest, top, SHIFT, BLOCK)
         elif by_p:
             i = tl.arange(0, PARTS)
             total = tl.sum(tl.load(masses + t * parts + i, mask=i < parts, other=0), 0)
             target = total.to(tl.float64) * p.to(tl.float64)
-            least = nucleus_floor(row_peaks, groups, target, least, top, inverse, SHIFT, BLOCK)
+            least = nucleus_floor(row_peaks, groups, target, lowest, top, inverse, SHIFT, BLOCK)
+            least = tl.where(least > lowest, least, -INFINITY)  # all peaks together may hold less than the nucleus
         count = gather(
             whole, row_peaks, hits + t * groups, row_near, row_ids, least, floor_z, inverse, vocab_size, groups,
             BLOCK, CAPACITY,
@@ -269,9 +275,9 @@ def select_kernel(
             tl.store(out + t, token.to(tl.int64))
             least = tl.full([], INFINITY, tl.float32)
         elif by_k:
-            least = kth_highest(whole, vocab_size, k, least, top, SHIFT, BLOCK)
+            least = kth_highest(whole, vocab_size, k, least, top, SHIFT, WIDE)
             if by_p:
-                total = mass_from(whole, 0, vocab_size, least, inverse, z_top, BLOCK)
+                total = mass_from(whole, 0, vocab_size, least, inverse, z_top, WIDE)
                 target = total.to(tl.float64) * p.to(tl.float64)
     at = limits + t * LIMITS
     tl.store(at, least.to(tl.float64))

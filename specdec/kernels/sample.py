@@ -114,7 +114,7 @@ def _filter(
     )
     select_kernel[(count,)](
         logits, peaks, masses, positions, rows, *sampling, hits, near, near_ids, limits, out, *sizes,
-        SHIFT=ZERO_BITS[logits.dtype], BLOCK=256, PARTS=triton.next_power_of_2(parts), CAPACITY=CAPACITY,
-        num_warps=8, enable_fp_fusion=False,
+        SHIFT=ZERO_BITS[logits.dtype], BLOCK=256, WIDE=512, PARTS=triton.next_power_of_2(parts),
+        CAPACITY=CAPACITY, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     return peaks, limits

@@ -224,9 +224,14 @@ def test_estimated_noise_is_never_too_low_and_hardly_too_high():
      (2053, torch.float32)],
 )  # fmt: skip
 def test_kernel_draws_the_twins_tokens(columns, dtype):
-    """In one call, and with the promises that there are no filters, and no noise."""
-    x, positions, params = logits_of(8, columns).to(dtype), torch.arange(8) * 977 + 3, every_kind(columns)
-    check_kernel(x, positions, params)
+    check_kernel(logits_of(8, columns).to(dtype), torch.arange(8) * 977 + 3, every_kind(columns))
+
+
+@needs_interpreter
+@pytest.mark.parametrize("columns", [5, 129, 4101])
+def test_kernel_with_promises(columns):
+    """That there are no filters, or that there is no noise, which is true of some rows only."""
+    x, positions, params = logits_of(8, columns).bfloat16(), torch.arange(8) * 977 + 3, every_kind(columns)
     check_kernel(x, positions, params, filters=False)
     check_kernel(x, positions, params, noise=False)
 
@@ -279,8 +284,9 @@ def test_kernel_of_broken_rows(temperature):
     x[3, :2199] = -math.inf
     x[4, [31, 2180]] = math.inf
     x[5, ::2] = -math.inf
-    for filters in (dict(), dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1)):
+    for filters in (dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1)) if temperature else (dict(), dict(min_p=0.1)):
         check_kernel(x, torch.arange(8), make(8, temperature, **filters))
+    check_kernel(x, torch.arange(8), make(8, temperature), filters=False)
 
 
 @needs_interpreter
