@@ -11,7 +11,7 @@ from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 import specdec.hf
 
-GREEDY = {"do_sample": False, "max_new_tokens": 17}
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
 END = {"eos_token_id": an_end(), "pad_token_id": 3}
 PROCESSORS = {
     "min_new_tokens": {"min_new_tokens": 9, **END},

@@ -12,7 +12,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import specdec.hf
 
-GREEDY = {"do_sample": False, "max_new_tokens": 17}
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
 ONE = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}
 
 
@@ -75,13 +75,13 @@ def test_stop_strings(model, tokenizer, ended):
     text = own()
     never = next(token for token in range(4, VOCAB) if token not in text)
     ends = {"eos_token_id": never, "pad_token_id": 3} if ended else {}
-    for row, at in ((0, 3), (2, 8), (3, 15)):
+    for row, at in ((0, 3), (2, 8), (3, 9)):
         stop = tokenizer.decode(text[row, 19 + at : 19 + at + 2])
         kwargs = {"stop_strings": [stop], "tokenizer": tokenizer, **ends}
         out = model.generate(**batch(), **GREEDY, **kwargs)
         assert torch.equal(out, own(**kwargs))
         one = {"input_ids": batch()["input_ids"][row : row + 1, -(batch()["attention_mask"][row].sum()) :]}
-        assert model.generate(**one, **GREEDY, **kwargs).shape[1] == one["input_ids"].shape[1] + at + 2
+        assert torch.equal(model.generate(**one, **GREEDY, **kwargs), own(inputs=one, **kwargs))
 
 
 @pytest.mark.parametrize("ends", [{}, {"eos_token_id": an_end(), "pad_token_id": 3}])
@@ -97,7 +97,7 @@ def test_a_text_streamer(model, tokenizer, capsys):
     model.generate(**ONE, **GREEDY, streamer=transformers.TextStreamer(tokenizer))
     ours = capsys.readouterr().out
     own(inputs=ONE, streamer=transformers.TextStreamer(tokenizer))
-    assert ours == capsys.readouterr().out and len(ours) >= 22
+    assert ours == capsys.readouterr().out and len(ours) >= 17
 
 
 def test_a_custom_loops_streamer(model):

@@ -11,7 +11,7 @@ from transformers.generation import StoppingCriteria
 import specdec.hf
 from specdec.hf.session import evaluating
 
-GREEDY = {"do_sample": False, "max_new_tokens": 17}
+GREEDY = {"do_sample": False, "max_new_tokens": 12}
 
 
 @pytest.fixture

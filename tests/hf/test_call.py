@@ -1,0 +1,102 @@
+"""What has no paged form is named, never ignored: transformers decodes a plain call then, an assisted batch is refused."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import transformers
+from hf.prompts import batch, own
+from support import tiny
+
+import specdec.hf
+
+GREEDY = {"do_sample": False, "max_new_tokens": 7}
+IDS = torch.tensor([[5, 6, 7, 5, 6, 9], [8, 9, 3, 4, 5, 1]])
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = copy.deepcopy(tiny("llama"))
+    with specdec.hf.enable(model, plain=True):
+        yield model
+
+
+def mask(*rows):
+    return {"input_ids": IDS, "attention_mask": torch.tensor(rows)}
+
+
+def cache():
+    return transformers.DynamicCache(config=tiny("llama").config)
+
+
+CALLS = {
+    "padding at the left only": lambda: mask([1, 1, 1, 1, 1, 0], [1] * 6),
+    "attention_mask": lambda: mask([0, 1, 0, 1, 1, 1], [1] * 6),
+    "position_ids": lambda: {"input_ids": IDS, "position_ids": torch.arange(2, 8)[None].repeat(2, 1)},
+    "past_key_values=|cache=": lambda: {"input_ids": IDS, "past_key_values": cache()},
+    "output_logits=True": lambda: {"input_ids": IDS, "output_logits": True, "return_dict_in_generate": True},
+    "output_attentions=": lambda: {"input_ids": IDS, "output_attentions": True, "return_dict_in_generate": True},
+    "output_hidden_states=": lambda: {"input_ids": IDS, "output_hidden_states": True, "return_dict_in_generate": True},
+    "cache_implementation='static'": lambda: {"input_ids": IDS, "cache_implementation": "static"},
+    "could reach 136 tokens, expected at most 128": lambda: {"input_ids": IDS, "max_new_tokens": 130},
+}
+
+
+@pytest.mark.parametrize("said", CALLS)
+def test_a_plain_call_is_transformers_own(model, said):
+    arguments = {**GREEDY, **CALLS[said]()}
+    with pytest.warns(UserWarning, match=f"by transformers, not by specdec: .*({said})"):
+        ours = model.generate(**arguments)
+    theirs = tiny("llama").generate(**{**GREEDY, **CALLS[said]()})
+    ours, theirs = (getattr(out, "sequences", out) for out in (ours, theirs))
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("said", CALLS)
+def test_an_assisted_batch_is_refused(model, said):
+    with pytest.raises(ValueError, match=f"({said}).*a batch of one"):
+        model.generate(**{**GREEDY, **CALLS[said]()}, prompt_lookup_num_tokens=3)
+
+
+def test_embeddings_instead_of_tokens(model):
+    embeddings = model.get_input_embeddings()(IDS)
+    with pytest.warns(UserWarning, match="inputs_embeds="):
+        ours = model.generate(inputs_embeds=embeddings, **GREEDY)
+    assert torch.equal(ours, tiny("llama").generate(inputs_embeds=embeddings, **GREEDY))
+
+
+def test_a_callers_cache_is_filled_by_transformers(model):
+    kept = cache()
+    with pytest.warns(UserWarning):
+        model.generate(IDS, past_key_values=kept, **GREEDY)
+    assert kept.get_seq_length() == 6 + 7 - 1
+
+
+def test_an_enabled_model_as_somebodys_assistant_is_transformers_own(model):
+    other, one = copy.deepcopy(tiny("llama", noise=0.01)), {"input_ids": IDS[:1]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*by transformers.*")
+        out = other.generate(**one, **GREEDY, assistant_model=model)
+    assert torch.equal(out, other.generate(**one, **GREEDY))
+
+
+def test_what_is_said_of_an_ordinary_call(model):
+    """Values that ask for nothing are no obstacle."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*by transformers.*")
+        positions = (batch()["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        for arguments in (
+            {"output_scores": True},  # without return_dict_in_generate transformers keeps none either
+            {"token_type_ids": None} if "token_type_ids" in vars(model.config) else {},
+            {"position_ids": positions},
+            {"use_cache": False},
+            {"output_attentions": False},
+        ):
+            assert torch.equal(model.generate(**batch(), **GREEDY, **arguments), own(max_new_tokens=7))
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5])
+def test_the_longest_match_of_a_look_up(model, longest):
+    kwargs = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": longest}
+    assert torch.equal(model.generate(**batch(), **GREEDY, **kwargs), own(max_new_tokens=7))
