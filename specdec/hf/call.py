@@ -148,6 +148,8 @@ class Call:
                 return (
                     f"{_STATEFUL[type(processor).__name__]}=: it keeps state that a rejected draft spoils; leave it out"
                 )
+        if torch.is_autocast_enabled(self.model.device.type):
+            return "torch.autocast: keys and values would differ in dtype there; call generate outside of it"
         return "synced_gpus=True: rounds are not in step between processes; leave it out" if self.synced_gpus else None
 
     def _unknown_kwarg(self) -> str | None:

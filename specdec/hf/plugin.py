@@ -47,9 +47,10 @@ class Enabled:
     def __init__(self, model: PreTrainedModel, drafter: Any, plain: bool, options: Options):
         self.model, self.drafter, self.plain, self.options = model, drafter, plain, options
         self.own_class = type(model)
+        self.paged_class = _paged_class(self)
         self.session: Session | None = None
         self._lookups: dict[int | None, Any] = {None: "lookup"}
-        model.__class__ = _paged_class(self)
+        model.__class__ = self.paged_class
         _enabled.add(self)
 
     def __enter__(self) -> Enabled:
@@ -177,29 +178,28 @@ def enable(
     Everything else about the model stays as it is. Enabling again replaces the settings. Returns a context manager.
     Raises TypeError or ValueError for a model that can't be paged and for options that are none.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"model: expected a transformers model, got {type(model).__name__}; of a wrapped one (peft), enable the "
-            "transformers model inside"
-        )
+    _check_model(model)
     unknown = sorted(set(options) - set(LLM_OPTIONS))
     if unknown:
         raise TypeError(f"enable: expected options among {', '.join(LLM_OPTIONS)}, got {', '.join(unknown)}")
     Wishes(**{name: options[name] for name in options if name in Wishes.__dataclass_fields__})
     _check_drafter(drafter)
     _check_k(k)
-    if model.config.is_encoder_decoder:
-        raise ValueError(f"model: expected a decoder-only language model, got {type(model).__name__}")
     disable(model)
     kv_specs(model)  # raises if paging can't serve it
     return Enabled(model, drafter, plain or drafter is not None, Options(k, prefix_cache, options))
 
 
 def disable(model: PreTrainedModel) -> None:
-    """Undo `enable`: the model has its own class again, and the KV memory is given back. Else nothing happens."""
+    """Undo `enable`: the model has its own class again, and the KV memory is given back. Else nothing happens.
+
+    Raises RuntimeError while it decodes, and if something else has changed its class since.
+    """
     enabled = enabled_of(model)
     if enabled is None:
         return
+    if type(model) is not enabled.paged_class:
+        raise RuntimeError(f"model: its class became {type(model).__name__} since it was enabled; undo that first")
     enabled.release()
     model.__class__ = enabled.own_class
     _enabled.discard(enabled)
@@ -207,7 +207,7 @@ def disable(model: PreTrainedModel) -> None:
 
 def enabled_of(model: Any) -> Enabled | None:
     """The plug-in of an enabled model, else None."""
-    return vars(type(model)).get("_specdec")
+    return getattr(type(model), "_specdec", None)
 
 
 def _paged_class(enabled: Enabled) -> type:
@@ -289,6 +289,19 @@ def _drafts(config: GenerationConfig) -> int | None:
     """The call's own number of drafts; transformers' default is no wish of anybody."""
     number = config.num_assistant_tokens
     return None if number == _DEFAULT_ASSISTANT_TOKENS else number
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            f"model: expected a transformers model, got {type(model).__name__}; of a wrapped one (peft), enable the "
+            "transformers model inside"
+        )
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"model: expected a decoder-only language model, got {type(model).__name__}")
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise ValueError(f"model: expected all weights on one device, got {', '.join(devices)}")
 
 
 def _check_drafter(drafter: Any) -> None:

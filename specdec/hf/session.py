@@ -79,7 +79,6 @@ class Session:
         with torch.inference_mode(False), torch.no_grad(), evaluating(self.models), _own_random(model):
             self.llm = LLM(model, drafter=drafter, k=_or_auto(options.k), **self._sizes(model))
         self._marks, self._versions = _marks(self.models), _versions(self.models)
-        self._autocast = _autocast(model)
         self.busy = False
 
     @property
@@ -90,7 +89,7 @@ class Session:
         """Whether a call can run here: on these weights, with this drafter or none, in these sizes."""
         same = drafter is None or drafter is self.drafter
         fits = all(n <= size or fixed for n, size, fixed in self._compare(need))
-        return same and fits and self._marks == _marks(self.models) and self._autocast == _autocast(self.models[0])
+        return same and fits and self._marks == _marks(self.models)
 
     def run(self, call: Call, k: int | None) -> Tensor:
         """Decode `call`, k drafts per row and round (None: the engine's own): [B, L + emitted] int64."""
@@ -197,10 +196,5 @@ def _marks(models: list[PreTrainedModel]) -> list[tuple[int, ...]]:
 
 
 def _versions(models: list[PreTrainedModel]) -> list[int]:
-    """Changes when a parameter is written to, an optimizer's step for example."""
-    return [p._version for m in models for p in m.parameters()]
-
-
-def _autocast(model: PreTrainedModel) -> torch.dtype | None:
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    """Changes when a parameter is written to, by an optimizer's step for example; not by way of `.data`."""
+    return [0 if p.is_inference() else p._version for m in models for p in m.parameters()]

@@ -66,6 +66,15 @@ def test_embeddings_instead_of_tokens(model):
     assert torch.equal(ours, tiny("llama").generate(inputs_embeds=embeddings, **GREEDY))
 
 
+def test_under_autocast(model):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(UserWarning, match="torch.autocast"):
+            ours = model.generate(IDS, **GREEDY)
+        assert torch.equal(ours, tiny("llama").generate(IDS, **GREEDY))
+        with pytest.raises(ValueError, match="torch.autocast"):
+            model.generate(IDS, **GREEDY, prompt_lookup_num_tokens=3)
+
+
 def test_a_callers_cache_is_filled_by_transformers(model):
     kept = cache()
     with pytest.warns(UserWarning):

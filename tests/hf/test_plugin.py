@@ -17,6 +17,7 @@ from specdec import LLM
 from specdec.hf.plugin import enabled_of
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12}
+T5 = {"vocab_size": VOCAB, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2}
 KINDS = ("plain", "lookup", "assistant", "drafter")
 
 
@@ -293,7 +294,22 @@ def test_bad_settings(model):
     mamba = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
     with pytest.raises(ValueError, match="MambaForCausalLM"):
         specdec.hf.enable(transformers.MambaForCausalLM(mamba))
+    with pytest.raises(ValueError, match="one device, got cpu, meta"):
+        half = copy.deepcopy(tiny("llama"))
+        half.lm_head.to("meta")
+        specdec.hf.enable(half)
+    with pytest.raises(ValueError, match="decoder-only"):
+        specdec.hf.enable(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
     assert enabled_of(model) is None
+
+
+def test_a_class_that_something_else_changed(model):
+    enabled = specdec.hf.enable(model)
+    model.__class__ = type("Wrapped", (type(model),), {})
+    with pytest.raises(RuntimeError, match="its class became Wrapped"):
+        specdec.hf.disable(model)
+    model.__class__ = enabled.paged_class
+    specdec.hf.disable(model)
 
 
 # -- a drafter of one's own, and the call's own numbers
