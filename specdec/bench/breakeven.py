@@ -27,11 +27,16 @@ class Cost:
         """Rounds of plain decoding in the time of one: so many tokens it must emit per row to break even."""
         return self.round_ms / self.plain_round_ms
 
+    @property
+    def full(self) -> bool:
+        """Whether its rounds drafted what they could: look-up drafts less where it finds nothing, and costs less."""
+        return self.depth >= 0.75 * self.k
+
 
 @dataclass(frozen=True)
 class BreakEven:
-    """length: the acceptance length needed, bonus included. alpha: the acceptance per token that gives it, None if even
-    accepting every draft does not (length > k + 1).
+    """length: the acceptance length needed, bonus included. alpha: the acceptance per token that gives it; None if even
+    accepting every draft does not (length > k + 1), and where rounds drafted less than k.
     """
 
     method: str
@@ -59,7 +64,7 @@ class BestDepth:
 
 def break_even(cost: Cost) -> BreakEven:
     """The acceptance that `cost` needs."""
-    alpha = alpha_for(cost.ratio, cost.k)
+    alpha = alpha_for(cost.ratio, cost.k) if cost.full else None
     return BreakEven(
         cost.method, cost.batch, cost.context, cost.k, cost.depth, cost.round_ms, cost.plain_round_ms, cost.ratio, alpha
     )
@@ -77,7 +82,8 @@ def alpha_for(length: float, k: int) -> float | None:
 
 
 def best_depths(costs: Sequence[Cost], alphas: Sequence[float] = ALPHAS) -> list[BestDepth]:
-    """For each method and load in `costs`, the best of its measured depths at each acceptance."""
+    """For each method and load in `costs`, the best of its measured (full) depths at each acceptance."""
+    costs = [c for c in costs if c.full]
     loads = dict.fromkeys((c.method, c.batch, c.context) for c in costs)
     found = []
     for load in loads:

@@ -87,13 +87,11 @@ def bench(
     document = _measured(settings)
     if json is not None:
         json.write_text(document.to_json(), encoding="utf-8")
-    specdec.bench.print_results(document, _console())
-    if report is not None:
+    if report is not None:  # files first: whoever reads standard output may stop reading
         written = specdec.bench.write_report(document, report)
         print(f"specdec: report written to {written}", file=sys.stderr)
-    if document.interrupted:
-        raise KeyboardInterrupt
-    raise typer.Exit(0 if document.results else 1)
+    specdec.bench.print_results(document, _console())
+    raise typer.Exit(130 if document.interrupted else 0 if document.results else 1)
 
 
 def compare(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specdec.bench.document import Document, Result
@@ -20,13 +21,12 @@ NOTES = (
 
 
 def print_results(document: Document, console: Console) -> None:
-    """Speed, speculation, break-even, what failed, what to know, and the losslessness line of every result."""
+    """Speed, latency, drafts, rounds, break-even, what failed, and whether every method's tokens are plain's."""
+    console.print(f"[bold]{escape(_title(document))}[/]")
     if document.label:
-        console.print(
-            f"[bold reverse] {document.label} [/] acceptance was forced, nothing here says how well drafts fit"
-        )
+        console.print(f"[bold reverse] {document.label} [/] forced: nothing here says how well drafts fit")
     if document.results:
-        console.print(_speed(document), _speculation(document))
+        console.print(_speed(document), _latency(document), _drafts(document), _rounds(document))
         for note in NOTES:
             console.print(f"[dim]{note}[/]")
         _losslessness(document, console)
@@ -34,61 +34,54 @@ def print_results(document: Document, console: Console) -> None:
         console.print(_break_even(document))
     for failure in document.failures:
         where = "everywhere" if failure.batch == 0 else f"at batch {failure.batch}, {failure.workload}"
-        console.print(f"[red]skipped[/] {failure.method} {where}: {failure.reason}", markup=True)
+        console.print(f"[red]skipped[/] {failure.method} {where}: {escape(failure.reason)}")
     for warning in document.warnings:
-        console.print(f"[yellow]note[/] {warning}")
+        console.print(f"[yellow]note[/] {escape(warning)}")
     if document.interrupted:
         console.print("[yellow]interrupted[/]: the figures are of what was measured until then")
 
 
 def _speed(document: Document) -> Table:
-    title = _title(document, "Speed")
-    columns = (
-        "decode tok/s",
-        "× plain",
-        "whole tok/s",
-        "× plain",
-        "first token ms",
-        "ms per token 50/90/99 %",
-        "per step",
-    )
-    table = _table(title, document, *columns, f"tok/s within {document.latency_target_ms:g} ms")
+    table = _table("Speed", document, "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms")
     for r in document.results:
-        table.add_row(
-            *_where(document, r),
-            spread(r.decode_tok_s),
-            interval(r.decode_speedup),
-            spread(r.whole_tok_s),
-            interval(r.whole_speedup),
-            f"{r.ttft_ms.p50:.0f}",
-            percentiles(r.itl_token_ms),
-            percentiles(r.itl_step_ms),
-            f"{r.goodput_tok_s:.0f}",
-        )
+        cells = spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)
+        table.add_row(*_where(document, r), *cells, number(r.ttft_ms.p50))
     return table
 
 
-def _speculation(document: Document) -> Table:
-    columns = ("round ms", "draft/verify/sample/other/host/idle ms", "% of floor", "accept. length", "by position, %")
-    table = _table(_title(document, "Rounds and drafts"), document, *columns, "wasted", "peak MB", "tokens")
+def _latency(document: Document) -> Table:
+    good = f"tok/s within {document.latency_target_ms:g} ms"
+    table = _table("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
     for r in document.results:
-        table.add_row(
-            *_where(document, r),
-            "" if r.round_ms is None else f"{r.round_ms.median:.2f}",
-            split_line(r),
-            "" if r.floor is None else f"{r.floor.percent:.0f}",
-            "" if r.acceptance is None else f"{r.acceptance.length:.2f}",
-            "" if r.acceptance is None else " ".join(f"{100 * c:.0f}" for c in r.acceptance.conditional[:8]),
-            "" if r.acceptance is None or not r.acceptance.drafted else f"{wasted(r):.0%}",
-            f"{r.peak_bytes / 1e6:.0f}",
-            tokens_word(r),
-        )
+        cells = percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)
+        table.add_row(*_where(document, r), *cells)
+    return table
+
+
+def _drafts(document: Document) -> Table:
+    table = _table("Drafts", document, "acceptance length", "accepted by position, %", "wasted", "tokens")
+    for r in document.results:
+        if r.acceptance and r.acceptance.drafted:
+            positions = " ".join(f"{100 * c:.0f}" for c in r.acceptance.conditional[:10])
+            cells = f"{r.acceptance.length:.2f}", positions, f"{wasted(r):.0%}", tokens_word(r)
+            table.add_row(*_where(document, r), *cells)
+    return table
+
+
+def _rounds(document: Document) -> Table:
+    parts = ("draft", "verify", "sample", "other", "host", "idle")
+    table = _table("Rounds, ms", document, "round", *parts, "% of floor", "peak MB")
+    for r in document.results:
+        split = [f"{getattr(r.split, f'{part}_ms'):.2f}" if r.split else "" for part in parts]
+        whole = f"{r.round_ms.median:.2f}" if r.round_ms else ""
+        share = f"{r.floor.percent:.0f}" if r.floor else ""
+        table.add_row(*_where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}")
     return table
 
 
 def _break_even(document: Document) -> Table:
-    table = Table("batch", "context", "method", "k", "drafts", "round × plain", title="Break-even", box=box.SIMPLE_HEAD)
-    table.add_column("needs per-token acceptance")
+    table = Table("batch", "context", "method", "k", "drafts", "round × plain", "needs per-token acceptance")
+    table.title, table.title_justify, table.box = "Break-even", "left", box.SIMPLE_HEAD
     for b in document.break_even:
         never = b.length > b.k + 1
         needed = "never pays" if never else "" if b.alpha is None else f"{b.alpha:.2f}"
@@ -109,15 +102,15 @@ def _losslessness(document: Document, console: Console) -> None:
         console.print(f"[green]tokens[/] every method's are plain decoding's, {compared} requests compared")
 
 
-def _title(document: Document, what: str) -> str:
-    e = document.environment
+def _title(document: Document) -> str:
     drafter = "" if document.drafter is None else f", drafter {document.drafter}"
     weights = ", random weights" if document.weights == "random" else ""
-    label = f", {document.label}" if document.label else ""
-    return f"{what}: {document.target}{drafter}{weights}, {e.dtype} on {e.device}{label}"
+    return f"{document.target}{drafter}{weights}, {document.environment.dtype} on {document.environment.device}"
 
 
 def _table(title: str, document: Document, *columns: str) -> Table:
+    """Its title carries the label, so that no table is quoted without it."""
+    title += f" ({document.label})" if document.label else ""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for name in _place(document):
         table.add_column(name, justify="right")
@@ -157,13 +150,6 @@ def interval(i: Interval | None) -> str:
 
 def percentiles(d: Distribution | None) -> str:
     return "" if d is None else f"{d.p50:.1f}/{d.p90:.1f}/{d.p99:.1f}"
-
-
-def split_line(r: Result) -> str:
-    s = r.split
-    if s is None:
-        return ""
-    return "/".join(f"{v:.2f}" for v in (s.draft_ms, s.verify_ms, s.sample_ms, s.other_ms, s.host_ms, s.idle_ms))
 
 
 def wasted(r: Result) -> float:

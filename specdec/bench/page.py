@@ -1,0 +1,202 @@
+"""A document as one HTML page that needs nothing else: no script, no request, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from specdec.bench.charts import FAINT, INK, SERIES, Chart
+from specdec.bench.document import Document, Result
+from specdec.bench.table import NOTES, interval, number, percentiles, spread, tokens_word, wasted
+
+_DARK = (
+    "#e5e7eb", "#3f4757",
+    "#9ca3af", "#60a5fa", "#fbbf24", "#34d399", "#c084fc", "#f472b6", "#22d3ee", "#f59e0b", "#a3e635", "#fb7185",
+)  # fmt: skip
+_CSS = """
+:root { color-scheme: light dark; %(light)s --page: #ffffff; --panel: #f6f7f9; --bad: #b91c1c; --good: #047857; }
+@media (prefers-color-scheme: dark) {
+  :root { %(dark)s --page: #12151c; --panel: #1a1f29; --bad: #f87171; --good: #34d399; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 76rem; background: var(--page); color: var(--c0);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+p, ul { margin: .5rem 0; }
+.label { background: #92400e; color: #fff; padding: .5rem .75rem; border-radius: .4rem; font-weight: 600; }
+.big { display: flex; flex-wrap: wrap; gap: .75rem; padding: 0; list-style: none; }
+.big li { background: var(--panel); border-radius: .5rem; padding: .75rem 1rem; flex: 1 1 11rem; }
+.big strong { display: block; font-size: 1.6rem; line-height: 1.2; }
+.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%%, 22rem), 1fr));
+  align-items: start; }
+figure { margin: 0; padding: .5rem; background: var(--panel); border-radius: .5rem; }
+figure svg { width: 100%%; height: auto; display: block; }
+figcaption { font-size: .85rem; padding: .25rem .5rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--c1); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
+.good { color: var(--good); }
+.bad { color: var(--bad); }
+code { overflow-wrap: anywhere; }
+dt { font-weight: 600; }
+dd { margin: 0 0 .4rem; }
+"""
+
+
+def page(document: Document, charts: Sequence[Chart]) -> str:
+    """The HTML. Its policy forbids whatever it would have to load."""
+    title = _title(document)
+    sections = [
+        f"<h1>{escape(title)}</h1>",
+        _label(document),
+        _headline(document),
+        _notices(document),
+        f'<h2>Charts</h2><div class="charts">{"".join(map(_figure, charts))}</div>' if charts else "",
+        _results(document),
+        _tokens(document),
+        _break_even(document),
+        _setting(document),
+        "<h2>How to read it</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in NOTES) + "</ul>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_style()}</style></head>'
+        f"<body>{''.join(sections)}</body></html>\n"
+    )
+
+
+def _style() -> str:
+    light, dark = (
+        " ".join(f"--c{i}: {colour};" for i, colour in enumerate(colours)) for colours in ((INK, FAINT, *SERIES), _DARK)
+    )
+    return _CSS % {"light": light, "dark": dark}
+
+
+def _title(document: Document) -> str:
+    drafter = f" with drafter {document.drafter}" if document.drafter else ""
+    return f"{document.target}{drafter} on {document.environment.device}"
+
+
+def _label(document: Document) -> str:
+    parts = [document.label] if document.label else []
+    parts += ["random weights"] if document.weights == "random" else []
+    if document.label:
+        parts.append("these figures show cost, not how well drafts fit")
+    text = "; ".join(parts)
+    return f'<p class="label">{escape(text[:1].upper() + text[1:])}</p>' if text else ""
+
+
+def _headline(document: Document) -> str:
+    """For each batch the fastest of our methods, in large type."""
+    best: dict[tuple[int, int, float], Result] = {}
+    for r in document.results:
+        key, old = (r.batch, r.context, r.temperature), best.get((r.batch, r.context, r.temperature))
+        if r.decode_speedup and r.method in ("lookup", "draft"):
+            if old is None or old.decode_speedup is None or r.decode_speedup.value > old.decode_speedup.value:
+                best[key] = r
+    items = "".join(
+        f"<li><strong>{r.decode_speedup.value:.2f}×</strong>plain decoding, {escape(r.arm)}, batch {r.batch}"
+        f"{_aside(document, r)}<br>95 % {r.decode_speedup.low:.2f} to {r.decode_speedup.high:.2f}"
+        f"{f', {escape(document.label)}' if document.label else ''}</li>"
+        for r in best.values()
+        if r.decode_speedup
+    )
+    return f'<ul class="big">{items}</ul>' if items else ""
+
+
+def _aside(document: Document, r: Result) -> str:
+    """What tells the point from others of its batch."""
+    parts = [f", context {r.context}"] if len(document.workloads) > 1 else []
+    parts += [f", T={r.temperature:g}"] if len({x.temperature for x in document.results}) > 1 else []
+    return "".join(parts)
+
+
+def _notices(document: Document) -> str:
+    lines = [f"skipped: {f.method}, batch {f.batch or 'any'}, {f.workload}: {f.reason}" for f in document.failures]
+    lines += ["interrupted: the figures are of what was measured until then"] if document.interrupted else []
+    lines += document.warnings
+    return "<ul>" + "".join(f'<li class="bad">{escape(line)}</li>' for line in lines) + "</ul>" if lines else ""
+
+
+def _figure(chart: Chart) -> str:
+    return f"<figure>{chart.svg()}<figcaption>{escape(chart.caption)}</figcaption></figure>"
+
+
+def _results(document: Document) -> str:
+    names = ["method", "batch", "context", "T", "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms"]
+    names += ["ms per token 50/90/99 %", "ms per step", f"tok/s within {document.latency_target_ms:g} ms", "round ms"]
+    names += ["% of floor", "acceptance length", "wasted", "peak MB", "tokens"]
+    return f"<h2>Results</h2>{_table(names, [_row(r) for r in document.results])}" if document.results else ""
+
+
+def _row(r: Result) -> list[str]:
+    drafted = r.acceptance is not None and r.acceptance.drafted > 0
+    return [
+        r.arm,
+        str(r.batch),
+        str(r.context),
+        f"{r.temperature:g}",
+        spread(r.decode_tok_s),
+        interval(r.decode_speedup),
+        spread(r.whole_tok_s),
+        interval(r.whole_speedup),
+        number(r.ttft_ms.p50),
+        percentiles(r.itl_token_ms),
+        percentiles(r.itl_step_ms),
+        number(r.goodput_tok_s),
+        f"{r.round_ms.median:.2f}" if r.round_ms else "",
+        f"{r.floor.percent:.0f}" if r.floor else "",
+        f"{r.acceptance.length:.2f}" if r.acceptance else "",
+        f"{wasted(r):.0%}" if drafted else "",
+        f"{r.peak_bytes / 1e6:,.0f}",
+        tokens_word(r),
+    ]
+
+
+def _tokens(document: Document) -> str:
+    lines = []
+    for r in document.results:
+        if r.losslessness is not None:
+            same = r.losslessness.identical == r.losslessness.compared
+            where = f"{r.arm}, batch {r.batch}, context {r.context}, T={r.temperature:g}: {r.losslessness.line}"
+            lines.append(f'<li class="{"good" if same else "bad"}">{escape(where)}</li>')
+    return f"<h2>Tokens against plain decoding</h2><ul>{''.join(lines)}</ul>" if lines else ""
+
+
+def _break_even(document: Document) -> str:
+    if not document.best_depths:
+        return ""
+    rows = [
+        [b.method, str(b.batch), str(b.context), f"{b.alpha:g}", str(b.k) if b.k else "none", f"{b.speedup:.2f}"]
+        for b in document.best_depths
+    ]
+    names = ["method", "batch", "context", "acceptance per token", "best k measured", "× plain then"]
+    return f"<h2>Which depth pays</h2><p>From measured round times, for drafts that fit alike.</p>{_table(names, rows)}"
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _setting(document: Document) -> str:
+    e = document.environment
+    facts = {
+        "Command": "specdec " + " ".join(document.command),
+        "When": document.created,
+        "Device": f"{e.device}, {e.dtype}, copy bandwidth {e.copy_bandwidth_gb_s:g} GB/s",
+        "Clocks": ", ".join(f"{name} {value}" for name, value in e.clocks.items()),
+        "Engine": f"graphs {'on' if e.graphs else 'off'}, compiled layers {'on' if e.compiled else 'off'}",
+        "Host": f"{e.platform}, {e.cpus} CPUs, {e.threads} threads, Python {e.python}",
+        "Versions": ", ".join(f"{name} {version}" for name, version in e.versions.items()),
+        "Prompts": "; ".join(
+            f"{w.name}: {w.prompts}, median {w.input_len:g} tokens, sha256 {w.sha256}" for w in document.workloads
+        ),
+    }
+    items = "".join(f"<dt>{escape(k)}</dt><dd><code>{escape(v)}</code></dd>" for k, v in facts.items() if v)
+    return f"<h2>Setting</h2><dl>{items}</dl>"

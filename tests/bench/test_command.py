@@ -1,0 +1,126 @@
+"""`specdec bench` and `specdec compare` as people call them: exit status, files, one line per error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documents import document
+
+from specdec.bench.benchmark import Benchmark
+from specdec.bench.document import read_document
+from specdec.cli import main
+
+TINY = [
+    "bench",
+    "tiny",
+    "--random-weights",
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--input-len",
+    "9",
+    "--output-len",
+    "4",
+]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SPECDEC_DEBUG", raising=False)
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+def test_bench_prints_tables_and_writes_everything(run, tmp_path: Path) -> None:
+    file, folder = tmp_path / "out.json", tmp_path / "report"
+    status, out, err = run(*TINY, "--runs", 1, "--batch", "1,2", "-k", "2", "--json", file, "--report", folder)
+    assert status == 0 and "lookup k=2" in out and "Break-even" in out
+    assert err == f"specdec: report written to {folder / 'index.html'}\n"
+    d = read_document(file)
+    assert [(r.batch, r.arm) for r in d.results] == [(b, m) for b in (1, 2) for m in ("plain", "lookup k=2")]
+    assert (folder / "charts" / "speedup.png").exists() and read_document(folder / "bench.json") == d
+
+
+def test_compare_of_two_files(run, tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        file.write_text(document().to_json())
+    status, out, err = run("compare", *files)
+    assert status == 0 and "within noise" in out and "+0.0%" in out and err == ""
+
+
+def test_an_interrupt_still_writes_what_was_measured(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Benchmark):
+        self.document.interrupted = True
+        return self.document
+
+    monkeypatch.setattr(Benchmark, "run", interrupted)
+    status, out, err = run(*TINY, "--json", tmp_path / "a.json")
+    assert status == 130 and "interrupted: the figures" in out and err == ""
+    assert json.loads((tmp_path / "a.json").read_text())["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench"], "Missing argument"),
+        ([*TINY, "--batch", "1,two"], "batch: expected numbers such as 1,4,16"),
+        ([*TINY, "--batch", "0"], "batch: expected at least 1, got 0"),
+        ([*TINY, "-k", "some"], "k: expected auto or numbers"),
+        ([*TINY, "--temperature", "hot"], "temperature: expected numbers"),
+        ([*TINY, "--methods", "magic"], "methods: expected some of plain, lookup, draft"),
+        ([*TINY, "--methods", "draft"], "methods: draft needs --drafter MODEL"),
+        ([*TINY, "--runs", "0"], "runs: expected at least 1"),
+        ([*TINY, "--context", "1k"], "--input-len and --context say the same"),
+        ([*TINY, "--against", "vllm"], "against: expected transformers, got vllm"),
+        ([*TINY, "--json", "/no/such/folder/a.json"], "json: expected a file in a folder that is there"),
+        ([*TINY, "--report", __file__], "report: expected a folder, got the file"),
+        (["bench", "tiny", "--random-weights"], "random-weights: such a model has no tokenizer"),
+        ([*TINY, "--synthetic-acceptance", "9", "-k", "4"], "synthetic-acceptance: expected 1 to 5"),
+        (["compare", "/no/such.json", "/no/such.json"], "No such file"),
+        (["compare", __file__, __file__], "expected JSON"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(run, arguments: list[str], message: str) -> None:
+    status, out, err = run(*arguments)
+    assert status == 2 and out == "" and err.startswith("specdec: error: ") and message in err and err.count("\n") == 1
+
+
+def test_failures_are_one_line_and_status_1(run, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('"fine"\n{"prompt": 3}\n')
+    for arguments, message in [
+        (["bench", "/no/such/model"], "unknown model"),
+        (["bench", "m", "--prompts", tmp_path / "p.jsonl"], "p.jsonl, line 2: expected a string"),
+        (["bench", "m", "--prompts", tmp_path / "none.jsonl"], "none.jsonl"),
+        (["bench", "llama-9b", "--random-weights", "--input-len", "4"], "expected one of llama-8b"),
+    ]:
+        status, out, err = run(*arguments)
+        assert status == 1 and out == "" and message in err and err.count("\n") == 1, err
+
+
+def test_report_without_matplotlib_is_refused_before_anything_runs(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, _, err = run(*TINY, "--report", "out")
+    assert status == 2 and "pip install 'specdec[bench]'" in err
+
+
+def test_help_and_bad_usage_load_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import sys; from specdec.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    )
+    for arguments in (["bench", "--help"], ["bench", "m", "--batch", "x"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.stdout.endswith("False False\n"), done.stderr

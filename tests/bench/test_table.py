@@ -1,0 +1,83 @@
+"""What the terminal shows, and what a comparison says."""
+
+import dataclasses
+
+from documents import document, environment, result
+from rich.console import Console
+
+from specdec.bench.compare import pairs, print_comparison
+from specdec.bench.statistics import Spread
+from specdec.bench.table import print_results
+
+
+def shown(call, *documents, width: int = 140) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)
+    call(*documents, console)
+    return console.export_text()
+
+
+def test_tables_say_everything_once() -> None:
+    text = shown(print_results, document())
+    for words in (
+        "model <x>, drafter small & fast, float32 on A device",
+        "1.50 (1.35-1.65)",
+        "8.0/10.0/30.0",
+        "tok/s within 50 ms",
+        "tokens draft k=4, batch 1, temperature 0: 1 of 2 requests differ from plain",
+        "skipped lookup at batch 8, prompts that ship: out of memory: <all> of it",
+        "note mind the <gap>",
+        "Break-even",
+        "never pays",
+    ):
+        assert words in text
+    assert "controlled" not in text and "temp." not in text.replace("temperature", ""), (
+        "what does not vary has no column"
+    )
+
+
+def test_all_identical_is_one_line() -> None:
+    d = document(results=[result("plain"), result("lookup", 4)], failures=[])
+    assert "tokens every method's are plain decoding's, 2 requests compared" in shown(print_results, d)
+
+
+def test_every_table_carries_the_label() -> None:
+    text = shown(print_results, document(controlled=3.4))
+    assert text.count("controlled acceptance 3.4") == 5
+
+
+def test_tables_fit_a_terminal_of_100_columns() -> None:
+    lines = shown(print_results, document(), width=100).splitlines()
+    assert any("draft k=4" in line and "% " not in line for line in lines)
+    assert not any("…" in line for line in lines), "nothing is cut off"
+
+
+def test_comparison_tells_change_from_noise() -> None:
+    before = document()
+    faster = [
+        dataclasses.replace(r, decode_tok_s=Spread.of([v * 1.5 for v in r.decode_tok_s.values])) for r in before.results
+    ]
+    after = document(results=faster[:4])
+    assert len(pairs(before, after)) == 4
+    text = shown(print_comparison, before, after, width=180)
+    assert "100.0 → 150.0" in text and "+50.0%" in text and "faster" in text and "within noise" in text
+    assert "only in one file: draft k=4, batch 8, context 60, temperature 0" in text
+    assert "differs" not in text
+
+
+def test_comparison_names_what_else_differs() -> None:
+    other = document(environment=environment(device="B", versions={"torch": "2.11.0", "numpy": "2"}), controlled=2.0)
+    text = shown(print_comparison, document(), other, width=180)
+    for words in (
+        "device: A device / B",
+        "torch: 2.13.0 / 2.11.0",
+        "numpy: None / 2",
+        "acceptance: measured / controlled",
+    ):
+        assert f"differs {words}" in text
+
+
+def test_comparison_of_single_runs_says_that_it_knows_no_noise() -> None:
+    single = document(results=[result("plain", decode_tok_s=Spread.of([100.0]), whole_tok_s=Spread.of([80.0]))])
+    text = shown(print_comparison, single, single, width=180)
+    assert "unknown noise" in text and "use --runs 3 or more" in text
+    assert "no method was measured" in shown(print_comparison, single, document(results=[]))
