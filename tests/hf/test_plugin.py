@@ -353,3 +353,17 @@ def test_what_custom_generate_drops_is_named(model, near):
         model.generate(**batch(), **road, assistant_model=near)
     with pytest.raises(ValueError, match="output_scores=True"):
         model.generate(**batch(), **road, **KEPT)
+
+
+# -- real weights
+
+
+def test_smollm2(smollm2):
+    model, tokenizer = copy.deepcopy(smollm2.model), smollm2.tokenizer
+    texts = ["Repeat after me: one two three, one two three, one two three, one two", "The capital of France is"]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    arguments = {"max_new_tokens": 12, "do_sample": False, "stop_strings": ["Paris"], "tokenizer": tokenizer}
+    want = smollm2.model.generate(**inputs, **arguments)
+    with specdec.hf.enable(model) as enabled:
+        assert torch.equal(model.generate(**inputs, **arguments, prompt_lookup_num_tokens=8), want)
+        assert enabled.stats.acceptance_length > 1.5
