@@ -41,7 +41,7 @@ def main() -> None:
     )
     print(", ".join(f"{name} {value}" for name, value in report.items()), flush=True)
     if arguments.sweep:
-        report["sweep"] = kernel_sweep.run(report["copy_gb_s"] * 1e9, arguments.sweep)
+        report["sweep"] = kernel_sweep.run(report["copy_gb_s"] * 1e9, arguments.sweep, arguments.most)
     else:
         for name in arguments.only:
             report[name] = sections.SECTIONS[name](report, arguments.peers)
@@ -60,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--sweep", nargs="?", const="decode", choices=kernel_sweep.KINDS, help="try launch configurations"
     )
+    parser.add_argument("--most", type=int, default=2**30, help="sweep only points of at most so many keys")
     parser.add_argument("--json", type=Path, help="write the full report to this file")
     return parser.parse_args()
 

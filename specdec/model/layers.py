@@ -1,4 +1,4 @@
-"""Decoder layers compiled one by one: one layer's code serves them all, so a new shape costs about a second.
+"""A decoder's modules compiled one by one: one layer's code serves them all, so a new shape costs about a second.
 
 Only a paged forward of a shape that asks for it runs the compiled code; every other forward runs the layers' own.
 """
@@ -19,7 +19,10 @@ _SHAPES = 128
 
 
 class CompiledLayers:
-    """The decoder layers of `model`, and its last norm, behind torch.compile."""
+    """The decoder layers of `model` behind torch.compile, and what runs around them: embedding, rotary angles, last norm.
+
+    Those are small, but a dozen kernels each where they run step by step, as long as two layers together.
+    """
 
     def __init__(self, model: PreTrainedModel):
         self.modules = _decoder_modules(model)
@@ -44,7 +47,10 @@ def _either(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decoder_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers: the list of modules as long as the config has layers, and the norm that follows it."""
+    """The decoder layers, which are the list of modules as long as the config has layers, and the base's other parts."""
     base, count = model.base_model, model.config.get_text_config().num_hidden_layers
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    return list(lists[0]) if lists else []
+    if not lists:
+        return []
+    around = [m for m in base.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
+    return [*lists[0], *(m for m in around if lists[0] not in m.modules())]

@@ -22,7 +22,8 @@ WIDTHS = (1, 2, 4, 5, 8, 16)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] @ weight [out, in].T + bias: `torch.nn.functional.linear`, faster for few tokens in fp32 on a CPU."""
     tokens = x.numel() // x.shape[-1]
-    if x.is_cuda or x.dtype != torch.float32 or not 0 < tokens <= WIDTHS[-1]:
+    other = x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling()
+    if other or not 0 < tokens <= WIDTHS[-1]:
         return F.linear(x, weight, bias)
     # BLAS runs the product of a single token on one thread, that of two on all.
     width = WIDTHS[bisect_left(WIDTHS, max(tokens, min(2, torch.get_num_threads())))]
