@@ -122,13 +122,16 @@ class Enabled:
             return None
         return self.run(call, self._own_drafter(), self.options.k)
 
-    def assist(self, call: Call, assistant: PreTrainedModel | None) -> Tensor | GenerateDecoderOnlyOutput | None:
+    def assist(
+        self, call: Call, misfit: str | None, assistant: PreTrainedModel | None
+    ) -> Tensor | GenerateDecoderOnlyOutput | None:
         """A call with assistance; None if it is left to transformers, which can only do batch 1.
 
+        assistant: None for look-up; misfit: why it can't draft here.
         Raises ValueError naming the argument that has no paged form where transformers has no batched form either.
         """
         config = call.generation_config
-        obstacle = call.obstacle(self.options.llm.get("max_model_len")) or _misfit(self.model, assistant)
+        obstacle = call.obstacle(self.options.llm.get("max_model_len")) or misfit
         if obstacle is None:
             lookup = config.prompt_lookup_num_tokens
             drafter = assistant if assistant is not None else self.lookup(config.max_matching_ngram_size)
@@ -143,9 +146,10 @@ class Enabled:
         _check_drafter(drafter)
         _check_k(k)
         obstacle = call.obstacle(self.options.llm.get("max_model_len"))
-        obstacle = obstacle or _misfit(self.model, drafter if isinstance(drafter, PreTrainedModel) else None)
+        if isinstance(drafter, PreTrainedModel):
+            obstacle = obstacle or _misfit(self.model, {"assistant_model": drafter})
         if obstacle:
-            raise ValueError(obstacle)
+            raise ValueError(obstacle.replace("assistant_model:", "drafter:"))
         return self.run(call, self._own_drafter() if drafter is None else self._loaded(drafter), k)
 
     def _own_drafter(self) -> Any:
@@ -224,18 +228,21 @@ def _paged_class(enabled: Enabled) -> type:
         def _assisted_decoding(
             self, input_ids: Tensor, inputs_tensor: Any = None, assistant_model: Any = None, **arguments: Any
         ) -> Any:
-            result = enabled.assist(_call(self, input_ids, arguments), assistant_model)
+            named = {"assistant_model": assistant_model, **arguments}
+            result = enabled.assist(_call(self, input_ids, arguments), _misfit(self, named), assistant_model)
             if result is None:
-                result = own._assisted_decoding(
-                    self, input_ids, inputs_tensor=inputs_tensor, assistant_model=assistant_model, **arguments
-                )
+                mode, config = GenerationMode.ASSISTED_GENERATION, arguments["generation_config"]
+                own._validate_generation_mode(self, mode, config, {n: v for n, v in named.items() if v is not None})
+                result = own._assisted_decoding(self, input_ids, inputs_tensor=inputs_tensor, **named)
             return result
 
         def _validate_generation_mode(self, mode: Any, config: GenerationConfig, arguments: dict[str, Any]) -> None:
             if mode == GenerationMode.ASSISTED_GENERATION:
-                # Several samples of a prompt are rows like any others here.
+                # Several samples of a prompt are rows like any others here, and vocabularies may be padded differently.
                 config = copy.copy(config)
                 config.num_return_sequences = 1
+                if _padded_apart(self, arguments):
+                    arguments = {name: arguments[name] for name in arguments if name != "assistant_model"}
             own._validate_generation_mode(self, mode, config, arguments)
 
         def _prepare_cache_for_generation(self, config: GenerationConfig, model_kwargs: Any, *rest: Any) -> Any:
@@ -267,8 +274,9 @@ def _call(model: Any, input_ids: Tensor, arguments: dict[str, Any]) -> Call:
     return Call(model, input_ids, **named, synced_gpus=synced, kwargs=kwargs)
 
 
-def _misfit(model: PreTrainedModel, assistant: PreTrainedModel | None) -> str | None:
-    """Why an assistant can't draft on the target's blocks; None if it can."""
+def _misfit(model: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
+    """Why the assistant of a call can't draft on the target's blocks; None if it can, or there is none."""
+    assistant = arguments.get("assistant_model")
     if assistant is None:
         return None
     if assistant is model:
@@ -279,10 +287,18 @@ def _misfit(model: PreTrainedModel, assistant: PreTrainedModel | None) -> str | 
             f"got {assistant.device} and {assistant.dtype}"
         )
     try:
-        check_vocabulary(model, assistant, None, None)
+        check_vocabulary(model, assistant, arguments.get("tokenizer"), arguments.get("assistant_tokenizer"))
     except ValueError as error:
         return str(error).replace("drafter:", "assistant_model:")
     return None
+
+
+def _padded_apart(model: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+    """Whether the assistant has the target's vocabulary, but not its number of embedding rows."""
+    assistant = arguments.get("assistant_model")
+    if assistant is None or _misfit(model, arguments):
+        return False
+    return assistant.config.get_text_config().vocab_size != model.config.get_text_config().vocab_size
 
 
 def _drafts(config: GenerationConfig) -> int | None:

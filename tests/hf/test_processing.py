@@ -88,7 +88,7 @@ def test_assisted_calls_in_batches_have_processors(model, enabled):
 
 def test_sampling_after_processors_follows_the_processed_distribution(model, enabled):
     """typical_p comes after top_k, so every filter runs as a processor. Chi-squared at 1e-6, the seed is fixed."""
-    ids, count = torch.tensor([[5, 6, 7, 8]]), 600
+    ids, count = torch.tensor([[5, 6, 7, 8]]), 250
     filters = {"do_sample": True, "max_new_tokens": 1, "temperature": 1.3, "top_k": 12, "typical_p": 0.8}
     torch.manual_seed(0)
     out = model.generate(ids, **filters, num_return_sequences=count)
