@@ -380,4 +380,4 @@ def test_smollm2(smollm2):
     want = smollm2.model.generate(**inputs, **arguments)
     with specdec.hf.enable(model) as enabled:
         assert torch.equal(model.generate(**inputs, **arguments, prompt_lookup_num_tokens=8), want)
-        assert enabled.stats.acceptance_length > 1.5
+        assert enabled.stats.acceptance_length > 1.2
