@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -284,3 +286,19 @@ def test_bad_documents_name_the_field(everything: Document, tmp_path: Path) -> N
 
 def test_spread_of_one_run_has_no_width(controlled: Document) -> None:
     assert Spread.of([3.0]).relative == 0 and all(r.decode_tok_s.relative == 0 for r in controlled.results)
+
+
+def schema_fields(kind: type) -> set[str]:
+    """The fields of a dataclass and of every dataclass below it."""
+    found: set[str] = set()
+    for name, hint in typing.get_type_hints(kind).items():
+        found.add(name)
+        for part in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(part):
+                found |= schema_fields(part)
+    return found
+
+
+def test_every_field_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z_0-9]+)(?:\[i\])?`", DOCS.read_text()))
+    assert schema_fields(Document) - documented == set()
