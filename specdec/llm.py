@@ -29,7 +29,7 @@ from specdec.worker import Worker
 
 Prompt = str | list[int]
 Message = dict[str, str]
-AUTO_K = {"lookup": 10, "model": 4, "own": 4}
+AUTO_K = {"lookup": 15, "model": 4, "own": 4}
 
 
 class LLM:

@@ -93,7 +93,7 @@ class Enabled:
     def lookup(self, max_match: int | None) -> Any:
         """The look-up drafter of a longest match; one object for each, as engines are kept by their drafter."""
         if max_match is not None and max_match not in self._lookups:
-            self._lookups[max_match] = LookupDrafter(max_match=max_match, min_match=min(2, max_match))
+            self._lookups[max_match] = LookupDrafter(max_match=max_match)
         return self._lookups[max_match]
 
     def _session(self, drafter: Any, call: Call) -> Session:

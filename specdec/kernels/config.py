@@ -45,6 +45,11 @@ _FP32 = {
     512: (Config(16, 16, 8, 2, 2, True),) * 3,
 }
 
+# Where all keys of the batch are this few, time is latency: two small tiles of rows beat one large one, though keys are
+# then read twice, and one worker per multiprocessor leaves no second wave.
+FEW_KEYS = 2048
+_FEW = {64: Config(16, 128, 4, 3, 1, True), 128: Config(16, 64, 4, 3, 1, True)}
+
 TABLES = {"large": _LARGE, "small": _SMALL, "fp32": _FP32}
 
 LARGE_MEMORY = 200 * 1024
@@ -57,8 +62,13 @@ def table_name(dtype: torch.dtype, shared_memory: int) -> str:
     return "large" if shared_memory >= LARGE_MEMORY else "small"
 
 
-def config_for(rows: int, dim: int, dtype: torch.dtype, shared_memory: int) -> Config:
-    """The configuration for up to `rows` query rows of a sequence, at head dim `dim`. Raises ValueError above 512."""
+def config_for(rows: int, keys: int, dim: int, dtype: torch.dtype, shared_memory: int) -> Config:
+    """The configuration for up to `rows` query rows of a sequence, at head dim `dim`. Raises ValueError above 512.
+
+    keys: how many the batch has at most, all its block tables full.
+    """
+    if keys <= FEW_KEYS and rows <= 32 and dtype != torch.float32 and (few := _FEW.get(max(64, padded(dim)))):
+        return few
     table = TABLES[table_name(dtype, shared_memory)]
     if dim > max(table):
         raise ValueError(f"head dim: expected at most {max(table)}, got {dim}")

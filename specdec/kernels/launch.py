@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.backend import INTERPRETED, on_device
-from specdec.kernels.config import Config, config_for, device_limits, padded
+from specdec.kernels.config import FEW_KEYS, Config, config_for, device_limits, padded
 from specdec.kernels.options import Options
 from specdec.kernels.plan import AttentionPlan
 from specdec.kernels.plan_kernel import ITEM, PAIR_COLUMNS, plan_kernel
@@ -83,7 +83,9 @@ def _shape(
     group, v_dim = q.shape[1] // kv_heads, padded(v_cache.shape[3])
     if config is None:
         rows = INVARIANT_ROWS if plan.split_size else plan.max_seqlen_q * group
-        config = config_for(rows, max(dim, v_cache.shape[3]), q.dtype, device_limits(q)[1])
+        # The invariant mode must not choose by what else is in the batch.
+        keys = FEW_KEYS + 1 if plan.split_size else plan.block_table.numel() * block_size
+        config = config_for(rows, keys, max(dim, v_cache.shape[3]), q.dtype, device_limits(q)[1])
     tree_words = 0 if options.tree_mask is None else options.tree_mask.shape[1]
     return Shape(config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words)
 
