@@ -164,7 +164,19 @@ class Benchmark:
                 split=self._split(cut, arm, runs),
                 floor=self._floor(cut, arm, runs),
             )
-            self.document.results.append(result(cut, arm, runs, None if arm == PLAIN else base, extras))
+            found = result(cut, arm, runs, None if arm == PLAIN else base, extras)
+            self.document.results.append(found)
+            self._warn(found)
+
+    def _warn(self, found: Result) -> None:
+        """Of what makes a result something else than decoding at full speed."""
+        where = f"{found.arm} at batch {found.batch}, {found.workload}"
+        if found.captures:
+            self.document.warnings.append(f"{where}: {found.captures} graphs were captured in its measured runs")
+        if found.preemptions:
+            self.document.warnings.append(
+                f"{where}: the KV pool was too small, rows gave way {found.preemptions} times"
+            )
 
     def _losslessness(self, point: Point, arm: Arm, runs: Runs, base: Runs) -> Losslessness | None:
         """None where tokens cannot agree: forced acceptance, or transformers' own random numbers."""

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from specdec.bench.breakeven import BreakEven
 from specdec.bench.document import Document, Result
@@ -86,11 +86,13 @@ def _speedups(document: Document) -> Iterator[Chart]:
             continue
         figure, axes = _figure(document, f"Decoding speed over plain{name.title}")
         batches = sorted({r.batch for r in results})
-        for arm in arms:
-            _speedup_line(axes, [r for r in results if r.arm == arm], batches, _colour(document, arm))
+        for i, arm in enumerate(arms):
+            aside = 0.05 * (i - (len(arms) - 1) / 2)  # so that intervals stand beside each other
+            _speedup_line(axes, [r for r in results if r.arm == arm], batches, aside, _colour(document, arm))
         axes.axhline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(batches)), [str(b) for b in batches])
         axes.set(xlabel="batch (requests at once)", ylabel="× plain")
+        axes.set_xlim(-0.5, len(batches) - 0.5)
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         _legend(axes)
@@ -101,9 +103,9 @@ def _speedups(document: Document) -> Iterator[Chart]:
     yield from _tasks(document)
 
 
-def _speedup_line(axes: Axes, results: list[Result], batches: list[int], colour: str) -> None:
+def _speedup_line(axes: Axes, results: list[Result], batches: list[int], aside: float, colour: str) -> None:
     found = [(batches.index(r.batch), r.decode_speedup) for r in results if r.decode_speedup]
-    x, y = [i for i, _ in found], [s.value for _, s in found]
+    x, y = [i + aside for i, _ in found], [s.value for _, s in found]
     error = [[s.value - s.low for _, s in found], [s.high - s.value for _, s in found]]
     axes.errorbar(
         x, y, yerr=error, color=colour, marker="o", markersize=4, capsize=2, elinewidth=0.8, label=results[0].arm
@@ -197,6 +199,9 @@ def _latency(document: Document) -> Iterator[Chart]:
                 _curve(axes, r.itl_token_ms, color=colour, label=r.arm)
                 _curve(axes, r.itl_step_ms, color=colour, linestyle="--", linewidth=1)
             axes.set(xlabel="milliseconds", ylabel="at most so long, %", xscale="log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+            axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.grid()
             _legend(axes)
             caption = (

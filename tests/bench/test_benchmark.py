@@ -16,6 +16,7 @@ from specdec.bench.document import SCHEMA, Document, read_document
 from specdec.bench.settings import Settings
 from specdec.bench.stand import Arm, MethodFailed, Stand
 from specdec.bench.statistics import Spread
+from specdec.llm import AUTO_K
 
 DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
 BASE = Settings(
@@ -101,7 +102,7 @@ def test_rounds_have_a_floor_and_a_split(everything: Document) -> None:
 
 def test_break_even_covers_what_was_measured(everything: Document) -> None:
     assert {(b.method, b.k) for b in everything.break_even} <= {
-        ("lookup", 10),
+        ("lookup", AUTO_K["lookup"]),
         ("lookup", 2),
         ("draft", 4),
         ("draft", 2),
@@ -214,6 +215,13 @@ def test_a_failed_run_leaves_the_stand_usable() -> None:
     with pytest.raises(MethodFailed, match="no draft model"):
         stand.run(Arm("draft", 2), job)
     benchmark.close()
+
+
+def test_a_pool_too_small_for_the_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec.limits._CPU_BYTES", 4 * 16 * 512)  # four blocks of the tiny model's KV
+    document = run(batch=(3,), input_lens=(13,), output_len=30, runs=1)
+    assert document.results[0].preemptions > 0 and document.results[0].tokens == 90
+    assert any("the KV pool was too small" in warning for warning in document.warnings)
 
 
 def test_real_prompts_of_a_model_with_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
