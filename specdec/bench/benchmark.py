@@ -44,9 +44,9 @@ class Benchmark:
         self.settings, self.progress = settings, progress
         progress("loading", 0.0)
         self.inputs = load_inputs(settings)
-        self.stand = Stand(_open(settings, self.inputs), settings.acceptance_length)
         progress("measuring the copy bandwidth", 0.0)
-        self.bandwidth = copy_bandwidth(self.stand.device)
+        self.bandwidth = copy_bandwidth(self.inputs.target.device)  # before the pool takes the memory
+        self.stand = Stand(_open(settings, self.inputs), settings.acceptance_length)
         self.document = _empty_document(self, list(command))
         if self.inputs.drafter_error:
             self.document.failures.append(Failure("draft", "auto", 0, "all", 0.0, self.inputs.drafter_error))
