@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose
-from specdec.loading import load_model
+from specdec.loading import Loaded, load_model
 from specdec.model import PagedModel, kv_specs
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
@@ -41,6 +42,7 @@ class LLM:
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
     graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
     seed: for requests that bring none; each then draws from it by its number. lag: see EngineConfig.
+    trust_remote_code, allow_pickle: run code that comes with the model, or sits in pickled weights; see load_model.
 
     Raises ValueError or TypeError naming the argument for what can't be loaded or paged, or doesn't fit together.
     """
@@ -65,12 +67,14 @@ class LLM:
         revision: str | None = None,
         seed: int | None = None,
         trust_remote_code: bool = False,
+        allow_pickle: bool = False,
     ):
-        loaded = load_model(model, revision=revision, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+        load = partial(load_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+        loaded = load(model, revision=revision, dtype=dtype, device=device)
         wishes = Wishes(max_model_len, max_rows, kv_memory, block_size)
         self.model, self.tokenizer = loaded.model.eval(), tokenizer or loaded.tokenizer
         self.seed, self._submitted = seed, 0
-        kind, draft_model = self._find_drafter(drafter, trust_remote_code)
+        kind, draft_model = self._find_drafter(drafter, load)
         self.k = _check_k(k, kind)
         device = torch.device(self.model.get_input_embeddings().weight.device)
         self.vocab_size = self.model.config.get_text_config().vocab_size
@@ -196,7 +200,7 @@ class LLM:
 
     # -- inside
 
-    def _find_drafter(self, drafter: Any, trust_remote_code: bool) -> tuple[str, PreTrainedModel | None]:
+    def _find_drafter(self, drafter: Any, load: Callable[..., Loaded]) -> tuple[str, PreTrainedModel | None]:
         """What kind of drafter is meant, and its model if it is one."""
         if drafter is None or drafter == "lookup":
             return drafter or "none", None
@@ -208,9 +212,7 @@ class LLM:
                 f"got {type(drafter).__name__}"
             )
         try:
-            loaded = load_model(
-                drafter, dtype=self.model.dtype, device=self.model.device, trust_remote_code=trust_remote_code
-            )
+            loaded = load(drafter, dtype=self.model.dtype, device=self.model.device)
         except ValueError as error:
             raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
         check_vocabulary(self.model, loaded.model, self.tokenizer, loaded.tokenizer)

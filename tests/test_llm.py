@@ -354,3 +354,13 @@ def test_one_llm_after_another_on_a_model_object(model):
         with LLM(model, drafter=drafter, max_rows=1, max_model_len=64) as llm:
             outputs.append(llm.generate([1, 2, 3], GREEDY)[0].token_ids)
     assert outputs[0] == outputs[1] == outputs[2] == plain("llama", (1, 2, 3), 24, params())[3:]
+
+
+def test_pickled_weights_need_a_word_of_trust(model, tmp_path):
+    """For the target and for a drafter alike."""
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="allow_pickle=True"):
+        LLM(tmp_path, device="cpu")
+    with LLM(tmp_path, drafter=tmp_path, device="cpu", allow_pickle=True) as llm:
+        assert len(llm.generate([1, 2], SamplingParams(max_tokens=3, temperature=0.0))[0].token_ids) == 3

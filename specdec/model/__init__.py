@@ -1,5 +1,6 @@
 """Hugging Face models on paged KV."""
 
 from specdec.model.paged import Packed, PagedModel, kv_specs
+from specdec.model.taps import Taps
 
-__all__ = ["Packed", "PagedModel", "kv_specs"]
+__all__ = ["Packed", "PagedModel", "Taps", "kv_specs"]

@@ -6,8 +6,6 @@ Only within a paged forward are the fused products used; ordinary forwards of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,7 +32,7 @@ class Fused:
             linear.weight.data = weight
             if self.bias is not None:
                 linear.bias.data = self.bias.split(self.sizes)[i]
-            linear.forward = self._forward_of(i, linear)  # type: ignore[method-assign, assignment]
+            linear.forward = _Part(self, i).forward  # type: ignore[method-assign, assignment]
 
     def detach(self) -> None:
         for linear in self.linears:
@@ -43,25 +41,35 @@ class Fused:
             if linear.bias is not None:
                 linear.bias.data = linear.bias.data.clone()
 
-    def _forward_of(self, i: int, linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            if not attention.in_step():
-                return F.linear(x, linear.weight, linear.bias)
-            if self._input is not x:
-                self._input, self._parts = x, product(x, self.weight, self.bias).split(self.sizes, -1)
-            part = self._parts[i]
-            if i == len(self.sizes) - 1:
-                self._input, self._parts = None, ()  # hold no activations between layers
-            return part
+    def part(self, i: int, x: Tensor) -> Tensor:
+        """What linear module i gives for `x` in a paged forward."""
+        if self._input is not x:
+            self._input, self._parts = x, product(x, self.weight, self.bias).split(self.sizes, -1)
+        part = self._parts[i]
+        if i == len(self.sizes) - 1:
+            self._input, self._parts = None, ()  # hold no activations between layers
+        return part
 
-        return forward
+
+class _Part:
+    """The forward of one of the linear modules: a bound method, so that a deep copy of the model has its own."""
+
+    def __init__(self, fused: Fused, i: int):
+        self.fused, self.i = fused, i
+
+    def forward(self, x: Tensor) -> Tensor:
+        if attention.in_step():
+            return self.fused.part(self.i, x)
+        linear = self.fused.linears[self.i]
+        return F.linear(x, linear.weight, linear.bias)
 
 
 def fuse_linears(groups: list[list[nn.Linear]]) -> list[Fused]:
     """Fuse each group of linear modules; a group whose fused product differs on random input is left as it was."""
     done = []
     for linears in groups:
-        probe = torch.randn(3, linears[0].in_features, dtype=linears[0].weight.dtype, device=linears[0].weight.device)
+        generator = torch.Generator().manual_seed(0)  # a caller's own random numbers stay as they were
+        probe = torch.randn(3, linears[0].in_features, generator=generator).to(linears[0].weight)
         with torch.no_grad():
             before = [linear(probe) for linear in linears]
             fused = Fused(linears)

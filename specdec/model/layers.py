@@ -46,11 +46,15 @@ def _either(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _decoder_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, which are the list of modules as long as the config has layers, and the base's other parts."""
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers: the list of modules that is as long as the config has layers; empty if there is none."""
     base, count = model.base_model, model.config.get_text_config().num_hidden_layers
-    lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if not lists:
-        return []
-    around = [m for m in base.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict))]
-    return [*lists[0], *(m for m in around if lists[0] not in m.modules())]
+    found = (m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
+    return list(next(found, ()))
+
+
+def _decoder_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, and the base's other parts."""
+    layers = decoder_layers(model)
+    around = (m for m in model.base_model.children() if not isinstance(m, (nn.ModuleList, nn.ModuleDict)))
+    return [*layers, *(m for m in around if layers and layers[0] not in m.modules())]

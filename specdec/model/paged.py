@@ -6,6 +6,7 @@ sequences, rounds and blocks are the business of others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, overload
 
@@ -17,8 +18,9 @@ from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
 from specdec.model.fusion import Fused, LinearWatch, fuse_linears
-from specdec.model.layers import CompiledLayers
+from specdec.model.layers import CompiledLayers, decoder_layers
 from specdec.model.products import Product
+from specdec.model.taps import Taps
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
 
@@ -59,6 +61,7 @@ class PagedModel:
         fused = fuse_linears(watch.groups()) if fuse else []
         self.products: list[Fused | Product] = [*fused, *self._others(watch, fused)]
         self.layers = CompiledLayers(model) if compiled else None
+        self._taps: list[Taps] = []
         if self.layers:
             self.layers.attach()
         caches = pool.add_model(name, [spec for _, spec in self._calls])
@@ -106,8 +109,20 @@ class PagedModel:
             )
         return out
 
+    def tap(self, layers: Iterable[int]) -> Taps:
+        """Note the hidden states after decoder layers `layers` in every later `extend`, until the taps are closed.
+
+        Tap before the first round where rounds are CUDA graphs: a graph holds what was there when it was captured.
+        Raises ValueError for a number that is no layer's.
+        """
+        taps = Taps(decoder_layers(self.model), layers)
+        self._taps.append(taps)
+        return taps
+
     def close(self) -> None:
         """Give the KV back; the model object keeps no trace."""
+        for taps in self._taps:
+            taps.close()
         for module in {module for module, _ in self._calls}:
             del module.specdec_kv
         if self.layers:

@@ -27,6 +27,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     # BLAS runs the product of a single token on one thread, that of two on all.
     width = WIDTHS[bisect_left(WIDTHS, max(tokens, min(2, torch.get_num_threads())))]
+    if width == 1:
+        return F.linear(x, weight, bias)
     padded = F.pad(x.reshape(tokens, -1), (0, 0, 0, width - tokens))
     y = torch.mm(weight, padded.t())[:, :tokens].t().contiguous()
     return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
@@ -39,12 +41,12 @@ class Product:
         self.module = module
 
     def attach(self) -> None:
-        module = self.module
-
-        def forward(x: Tensor) -> Tensor:
-            return (linear if attention.in_step() else F.linear)(x, module.weight, module.bias)
-
-        module.forward = forward  # type: ignore[method-assign, assignment]
+        # A bound method, not a closure: a deep copy of the model then gets a forward of its own weights.
+        self.module.forward = self._forward  # type: ignore[method-assign, assignment]
 
     def detach(self) -> None:
         del self.module.forward
+
+    def _forward(self, x: Tensor) -> Tensor:
+        product = linear if attention.in_step() else F.linear
+        return product(x, self.module.weight, self.module.bias)
