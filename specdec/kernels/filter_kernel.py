@@ -5,7 +5,6 @@ peak, and the nucleus of the peaks ends no higher than that of the row. What lie
 exact bound is found among it; then the few that passed race at once. Where they are not few, the race of the whole row
 (`sample_kernel`) goes on from here. Counts and fixed-point masses are integers, so their order does not matter.
 """
-# mypy: ignore-errors
 
 from __future__ import annotations
 

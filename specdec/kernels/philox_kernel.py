@@ -2,7 +2,6 @@
 
 A kernel that needs these bits is compiled without fused multiply-add; divisions are rounded to nearest.
 """
-# mypy: ignore-errors
 
 from __future__ import annotations
 
