@@ -28,7 +28,8 @@ class BigramDrafter:
 
 if __name__ == "__main__":
     with LLM("smollm2-135m", drafter=BigramDrafter(), k=3) as llm:
-        messages = [{"role": "user", "content": "Repeat this line five times: the cat sat on the mat."}]
+        text = "The harbour master keeps a ledger of every vessel that enters the bay, and reads it aloud each evening."
+        messages = [{"role": "user", "content": f"Copy the following text word for word: {text}"}]
         output = llm.chat(messages, SamplingParams(max_tokens=64, temperature=0))[0]
         print(output.text)
         print(f"acceptance length {output.stats.acceptance_length:.2f} tokens per round (bonus token included)")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich import box
@@ -75,6 +77,11 @@ def main() -> None:
         sys.exit(f"demo: {' '.join(str(error).split())}")
     console.print(table(comparisons))
     console.print("Acceptance length: tokens emitted per round, the bonus token included; plain decoding has 1.")
+    if options.drafter == "lookup":
+        console.print("Look-up gains where an answer repeats its prompt or itself, and little elsewhere.")
+    if "VIRTUAL_ENV" not in os.environ and sys.prefix != sys.base_prefix:
+        activate = Path(os.path.relpath(sys.prefix)) / "bin" / "activate"
+        console.print(f'To go on: source {activate}; specdec generate {options.model} "Why is the sky blue?"')
 
 
 def arguments() -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,6 +34,14 @@ class Listener(Protocol):
 
     def finished(self, seq: Sequence) -> None:
         """The sequence is over: see its finish_reason and error."""
+
+
+def _told(error: Exception) -> str:
+    """An exception and the line that raised it; all of its traceback with SPECDEC_DEBUG=1."""
+    if DEBUG:
+        return "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{error!r}" + (f" in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +298,7 @@ class Engine:
         except DrafterFailed as failure:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
             self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
-            warnings.warn(f"the drafter failed, decoding goes on without it: {failure.error!r}", stacklevel=2)
+            warnings.warn(f"the drafter failed, decoding goes on without it: {_told(failure.error)}", stacklevel=2)
             return self.round.run(index, RoundShape(0, shape.tokens and len(rows), shape.noise, shape.filters))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:

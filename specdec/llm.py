@@ -69,6 +69,8 @@ class LLM:
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
     ):
+        _check_drafter(drafter)  # what needs no weights is said before they are loaded
+        _check_k(k, "none")
         load = partial(load_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         loaded = load(model, revision=revision, dtype=dtype, device=device)
         wishes = Wishes(max_model_len, max_rows, kv_memory, block_size)
@@ -131,13 +133,18 @@ class LLM:
         progress: bool = False,
     ) -> list[Output]:
         """`generate` on one conversation, or a list of them, through the tokenizer's chat template."""
-        if messages and isinstance(messages[0], dict):
-            return self.generate(self.chat_ids(messages), params, progress=progress)
-        each: list[Prompt] = [self.chat_ids(cast(list[Message], m)) for m in messages]
-        return self.generate(each, params, progress=progress)
+        if isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)):
+            each: list[Prompt] = [self.chat_ids(m) for m in messages]
+            return self.generate(each, params, progress=progress)
+        return self.generate(self.chat_ids(cast(list[Message], messages)), params, progress=progress)
 
     def chat_ids(self, messages: list[Message]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn. The template brings its own BOS."""
+        if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
+            raise TypeError(
+                'messages: expected dicts like {"role": "user", "content": "..."}, or a list of such conversations, '
+                f"got {messages!r:.60}"
+            )
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError("messages: this model's tokenizer has no chat template; use generate with a prompt")
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -206,11 +213,6 @@ class LLM:
             return drafter or "none", None
         if isinstance(drafter, Drafter):
             return "own", None
-        if not isinstance(drafter, (str, os.PathLike, PreTrainedModel)):
-            raise TypeError(
-                f'drafter: expected None, "lookup", a model or an object with propose(rows, k), '
-                f"got {type(drafter).__name__}"
-            )
         try:
             loaded = load(drafter, dtype=self.model.dtype, device=self.model.device)
         except ValueError as error:
@@ -309,6 +311,13 @@ def _as_batch(prompts: Any) -> list[Prompt] | None:
     if isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], int)):
         return prompts
     return None
+
+
+def _check_drafter(drafter: Any) -> None:
+    if drafter is not None and not isinstance(drafter, (str, os.PathLike, PreTrainedModel, Drafter)):
+        raise TypeError(
+            f'drafter: expected None, "lookup", a model or an object with propose(rows, k), got {type(drafter).__name__}'
+        )
 
 
 def _check_k(k: int | str, kind: str) -> int:

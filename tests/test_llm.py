@@ -364,3 +364,15 @@ def test_pickled_weights_need_a_word_of_trust(model, tmp_path):
         LLM(tmp_path, device="cpu")
     with LLM(tmp_path, drafter=tmp_path, device="cpu", allow_pickle=True) as llm:
         assert len(llm.generate([1, 2], SamplingParams(max_tokens=3, temperature=0.0))[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("messages", ["hello", ["hello"], {"role": "user"}, [[{"role": "user"}, "x"]]])
+def test_messages_that_are_none_are_named(smol, messages):
+    with pytest.raises(TypeError, match="messages: expected dicts like"):
+        smol.chat(messages)
+
+
+@pytest.mark.parametrize("bad", [{"k": "x"}, {"k": -1}, {"drafter": object()}, {"drafter": 3}])
+def test_what_needs_no_weights_is_said_before_they_are_loaded(bad):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(bad))}: expected"):
+        LLM("/no/such/model", **bad)

@@ -67,6 +67,10 @@ class Settings:
     def _check_combinations(self) -> None:
         if "draft" in self.methods and self.drafter is None:
             raise ValueError("methods: draft needs --drafter MODEL")
+        if self.drafter == "lookup":
+            raise ValueError(
+                "drafter: expected a model; look-up is a method, and on by default: --methods plain,lookup"
+            )
         if self.drafter is not None and "draft" not in self.methods:
             raise ValueError("drafter: it is not used; add draft to --methods")
         if self.prompts is not None and self.input_lens:
