@@ -52,4 +52,4 @@ def test_example_runs(smollm2: Loaded) -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(blocks("python")[0], {})
-    assert "cat sat on the mat" in printed.getvalue()
+    assert "harbour master keeps a ledger" in printed.getvalue()

@@ -17,7 +17,7 @@ def check_vocabulary(target: Any, drafter: Any, tokenizer: Any, draft_tokenizer:
     if tokenizer is not None and draft_tokenizer is not None and tokenizer is not draft_tokenizer:
         ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
         if ours != theirs:
-            differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: item[1])
+            differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: (item[1], item[0]))
             token, at = differing[0]
             raise ValueError(
                 f"drafter: expected the target's vocabulary, got another one: {len(differing)} entries differ, "

@@ -96,9 +96,11 @@ def test_taps_note_hidden_states(setting, name):
 
 def test_a_tap_on_no_layer_is_refused_and_leaves_nothing(setting):
     paged, *_ = setting("llama")
+    hooks = lambda: [len(module._forward_hooks) for module in paged.model.modules()]  # noqa: E731
+    before = hooks()  # transformers leaves some of its own
     with pytest.raises(ValueError, match="layers: expected numbers of 0 to 1, got 2"):
         paged.tap([0, 2])
-    assert not any(module._forward_hooks for module in paged.model.modules())
+    assert hooks() == before
 
 
 @torch.inference_mode()
