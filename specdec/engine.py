@@ -388,7 +388,10 @@ class Engine:
         seq.finish(reason, error)
         listener = self.listeners.pop(seq, None)
         if listener:
-            listener.finished(seq)
+            try:
+                listener.finished(seq)
+            except Exception as failure:
+                warnings.warn(f"a listener failed at the end of its sequence: {_told(failure)}", stacklevel=2)
 
     # -- invariants (design section 6)
 

@@ -22,7 +22,7 @@ from specdec.loading import Loaded, load_model
 from specdec.model import PagedModel, kv_specs
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
-from specdec.sampling import SamplingParams, sample_seed
+from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
 from specdec.verify import CoupledVerifier
@@ -71,6 +71,9 @@ class LLM:
     ):
         _check_drafter(drafter)  # what needs no weights is said before they are loaded
         _check_k(k, "none")
+        check_int("prompt_budget", prompt_budget, 1)
+        check_int("seed", seed, -(1 << 63), (1 << 64) - 1)
+        check_int("lag", lag, 0, 8)
         load = partial(load_model, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
         loaded = load(model, revision=revision, dtype=dtype, device=device)
         wishes = Wishes(max_model_len, max_rows, kv_memory, block_size)
@@ -98,7 +101,7 @@ class LLM:
             raise
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, CoupledVerifier(self.vocab_size), rows, drafter, config, salt)
-        self._handles: set[Handle] = set()
+        self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
         self._lock = threading.Lock()
         self._worker = Worker(self.engine, self._fail_all)
 
@@ -147,12 +150,16 @@ class LLM:
             )
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError("messages: this model's tokenizer has no chat template; use generate with a prompt")
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        try:
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # templates raise what they like
+            raise ValueError(f"messages: the chat template refuses them: {error!r}") from error
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Pieces of text as they are decoded. Leaving the loop early cancels the request."""
         handle = self.submit(prompt, params)
+        self._refuse_inside([handle])
         try:
             yield from handle
         finally:
@@ -168,15 +175,19 @@ class LLM:
         for seq in seqs[1:]:
             seq.parent = seqs[0]
         self.engine.check_fits(seqs[0])
-        handle = Handle(seqs, prompt_index, self._cancel)
+        handle = Handle(seqs, prompt_index, self._cancel, self._forget)
         transcripts = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
-        self._handles.add(handle)
+        self._handles[handle] = transcripts
 
         def start() -> None:
             for seq, transcript in zip(seqs, transcripts, strict=True):
                 self.engine.submit(seq, transcript)
 
-        self._worker.do(start)
+        try:
+            self._worker.do(start)
+        except RuntimeError:
+            self._forget(handle)
+            raise
         return handle
 
     # -- housekeeping
@@ -259,7 +270,7 @@ class LLM:
     def _submit_or_fail(self, prompt: Prompt, params: SamplingParams | None, index: int) -> Handle | Output:
         try:
             return self.submit(prompt, params, prompt_index=index)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # a tokenizer's own, too
             ids = list(prompt) if isinstance(prompt, list) else []
             return Output("", [], "error", ids, index, 0, None, RequestStats(), error)
 
@@ -267,6 +278,7 @@ class LLM:
         """Wait for all; an interrupt cancels what still runs."""
         handles = [r for r in requests if isinstance(r, Handle)]
         outputs: list[Output] = []
+        self._refuse_inside(handles)
         try:
             with Progress(console=Console(stderr=True), disable=not progress, transient=True) as bar:
                 task = bar.add_task("decoding", total=sum(len(h.seqs) for h in handles))
@@ -282,16 +294,28 @@ class LLM:
             raise outputs[0].error
         return outputs
 
+    def _refuse_inside(self, handles: list[Handle]) -> None:
+        """Raise RuntimeError in the engine's own thread (a drafter, a tokenizer): it would wait for itself."""
+        if self._worker.inside:
+            for handle in handles:
+                handle.cancel()
+            raise RuntimeError("generate and stream were called from inside a round of the same LLM; it can't go on")
+
+    def _forget(self, handle: Handle) -> None:
+        self._handles.pop(handle, None)
+
     def _cancel(self, handle: Handle) -> None:
         for seq in handle.seqs:
             self.engine.cancel(seq)
 
     def _fail_all(self, error: BaseException) -> None:
-        """The engine runs no more: end every handle that still waits."""
-        for seq, listener in list(self.engine.listeners.items()):
-            seq.finish("error", error)
-            listener.finished(seq)
+        """The engine runs no more: end every handle that still waits, whether its sequences had reached it or not."""
         self.engine.listeners.clear()
+        for handle, transcripts in list(self._handles.items()):
+            for seq, transcript in zip(handle.seqs, transcripts, strict=True):
+                if not handle.has(seq):
+                    seq.finish("error", error)
+                    transcript.finished(seq)
 
 
 def generate(
@@ -325,8 +349,7 @@ def _check_k(k: int | str, kind: str) -> int:
         return AUTO_K.get(kind, 0)
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {k!r}')
-    if k < 0:
-        raise ValueError(f"k: expected at least 0, got {k}")
+    check_int("k", k, 0, MOST_DRAFTS)
     return k
 
 

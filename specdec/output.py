@@ -43,9 +43,15 @@ class Output:
 class Handle:
     """A submitted request: iterate over its pieces, wait for its `results`, or `cancel` it. Safe from any thread."""
 
-    def __init__(self, seqs: list[Sequence], prompt_index: int, cancel: Callable[[Handle], None]):
+    def __init__(
+        self,
+        seqs: list[Sequence],
+        prompt_index: int,
+        cancel: Callable[[Handle], None],
+        ended: Callable[[Handle], None],
+    ):
         self.seqs, self.prompt_index = seqs, prompt_index
-        self._cancel = cancel
+        self._cancel, self._ended = cancel, ended
         self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         self._outputs: dict[int, Output] = {}
 
@@ -79,6 +85,10 @@ class Handle:
         """Stop decoding; what was decoded stays. Does nothing to a request that has ended."""
         self._cancel(self)
 
+    def has(self, seq: Sequence) -> bool:
+        """Whether this sample has ended."""
+        return seq.index in self._outputs
+
     @property
     def done(self) -> bool:
         return len(self._outputs) == len(self.seqs)
@@ -89,6 +99,7 @@ class Handle:
     def _end(self, output: Output) -> None:
         self._outputs[output.index] = output
         if self.done:
+            self._ended(self)
             self._pieces.put(None)
 
 
@@ -108,20 +119,24 @@ class Transcript:
         return kept, stopped
 
     def finished(self, seq: Sequence) -> None:
-        if self.detokenizer:
-            self.detokenizer.finish()
+        reason, error = seq.finish_reason or "error", seq.error
+        try:
+            if self.detokenizer:
+                self.detokenizer.finish()
+        except Exception as failure:  # of the tokenizer: the tokens stay, and whatever text there was
+            reason, error = "error", error or failure
         self._deliver(seq, [], finished=True)
         self.handle._end(
             Output(
                 text=self.detokenizer.text if self.detokenizer else "",
                 token_ids=seq.output_ids,
-                finish_reason=seq.finish_reason or "error",
+                finish_reason=reason,
                 prompt_token_ids=seq.token_ids[: seq.prompt_len],
                 prompt_index=self.handle.prompt_index,
                 index=seq.index,
                 seed=seq.seed & ((1 << 64) - 1),
                 stats=seq.stats,
-                error=seq.error,
+                error=error,
             )
         )
 

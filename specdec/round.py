@@ -87,12 +87,15 @@ class Round:
         batch = len(want)
         if self.drafter is None or k == 0:
             return Draft(want.new_zeros(batch, k), torch.zeros_like(want))
+        rows = DraftRows(view, running, want)
+        if not getattr(self.drafter, "capturable", False):
+            rows = rows.copy()  # a drafter of one's own may scribble on what it is given, and keep it
         try:
-            draft = as_draft(self.drafter.propose(DraftRows(view, running, want), k), batch, k)
+            draft = as_draft(self.drafter.propose(rows, k), batch, k)
+            draft.token_ids = draft.token_ids.to(want.device, torch.int64, copy=rows.view is not view)
+            draft.counts = kernels.legal(draft.token_ids, draft.counts.to(want.device), want, self.target.vocab_size)
         except Exception as error:
             raise DrafterFailed(error) from error
-        draft.token_ids = draft.token_ids.to(want.device, torch.int64)
-        draft.counts = kernels.legal(draft.token_ids, draft.counts.to(want.device), want, self.target.vocab_size)
         return draft
 
     def _bucket(self, running: Tensor, num_drafts: Tensor, shape: RoundShape) -> int:

@@ -6,7 +6,7 @@ The last row is spare: padding of a round reads it and writes to it, so no write
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -47,6 +47,14 @@ class RowView:
     max_len: int
     noise: bool
     filters: bool
+
+    def copy(self) -> RowView:
+        """The same rows with every tensor in memory of its own; `all_tokens` holds these rows alone, in their order."""
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("index", "all_tokens")}
+        columns = {name: x.clone() if isinstance(x, Tensor) else x for name, x in columns.items()}
+        columns["sampling"] = Sampling(*(column.clone() for column in self.sampling))
+        order = torch.arange(len(self.index), device=self.index.device)
+        return RowView(index=order, all_tokens=self.history, **columns)
 
     @property
     def history(self) -> Tensor:

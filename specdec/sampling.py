@@ -9,6 +9,9 @@ from typing import Any
 
 _MASK64 = (1 << 64) - 1
 
+MOST_DRAFTS = 1024
+"""Drafts per row and round that may be asked for: every row of a round has room for so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -36,22 +39,25 @@ class SamplingParams:
     k: int | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+            if not isinstance(value, (list, tuple, str)) or (name == "stop_token_ids" and isinstance(value, str)):
+                raise TypeError(f"{name}: expected a list or a tuple, got {type(value).__name__} {value!r}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("n", self.n, 1)
-        _check_int("top_k", self.top_k, 0)
-        _check_int("k", self.k, 0)
-        _check_int("seed", self.seed, -(1 << 63), _MASK64)
-        _check_real("temperature", self.temperature, 0.0, math.inf)
+        check_int("max_tokens", self.max_tokens, 1)
+        check_int("n", self.n, 1)
+        check_int("top_k", self.top_k, 0, (1 << 31) - 1)
+        check_int("k", self.k, 0, MOST_DRAFTS)
+        check_int("seed", self.seed, -(1 << 63), _MASK64)
+        _check_real("temperature", self.temperature, 0.0, 1e30)
         _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_real("min_p", self.min_p, 0.0, 1.0)
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"stop: expected non-empty strings, got {text!r}")
         for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token, 0)
+            check_int("stop_token_ids", token, 0, (1 << 63) - 1)
 
     def resolve(self, generation_config: Any, seed: int | None = None) -> SamplingParams:
         """The same parameters with every `None` but `k` filled from `generation_config` (a transformers one, or None).
@@ -101,8 +107,9 @@ def sample_seed(seed: int, index: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if value is None and name in ("top_k", "k", "seed"):
+def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise TypeError or ValueError, naming the argument, unless `value` is an int of low to high (None: no bound)."""
+    if value is None and name in ("top_k", "k", "seed", "lag"):
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: expected an int, got {type(value).__name__} {value!r}")

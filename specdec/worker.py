@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
 from specdec.engine import Engine
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that is inside torch while Python shuts down aborts the process."""
+    for worker in list(_workers):
+        worker.close()
 
 
 class Worker:
@@ -22,6 +33,7 @@ class Worker:
         self._wake = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
+        _workers.add(self)
 
     def do(self, order: Callable[[], None]) -> None:
         """Run `order` between two steps. Raises RuntimeError once closed, or after a failed step."""
@@ -40,6 +52,11 @@ class Worker:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def inside(self) -> bool:
+        """Whether the caller runs in the worker's own thread, where waiting for it would never end."""
+        return self._thread is threading.current_thread()
+
     def close(self) -> None:
         """End the thread after the orders that it already has; running sequences are left where they are."""
         with self._wake:
@@ -53,7 +70,9 @@ class Worker:
             while self._wait():
                 self.engine.step()
         except BaseException as error:
-            self.failure = error
+            with self._wake:  # no order comes in any more; those that did and were not carried out belong to the failed
+                self.failure = error
+                self._orders.clear()
             self.on_failure(error)
 
     def _wait(self) -> bool:

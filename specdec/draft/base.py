@@ -24,6 +24,10 @@ class DraftRows:
     running: Tensor
     want: Tensor
 
+    def copy(self) -> DraftRows:
+        """The same rows in memory of their own, histories included."""
+        return DraftRows(self.view.copy(), self.running.clone(), self.want.clone())
+
     @property
     def token_ids(self) -> Tensor:
         """[B, W] int32: row r's first `lengths[r]` entries are its tokens, what follows is garbage."""
@@ -83,4 +87,9 @@ def as_draft(proposal: Any, batch: int, k: int) -> Draft:
         raise ValueError(f"propose: expected token_ids of shape {(batch, k)}, got {tuple(draft.token_ids.shape)}")
     if tuple(draft.counts.shape) != (batch,):
         raise ValueError(f"propose: expected counts of shape {(batch,)}, got {tuple(draft.counts.shape)}")
+    for name, value, shape in (("scores", draft.scores, (batch, k)), ("written", draft.written, (batch,))):
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"propose: expected {name} to be a tensor or None, got {type(value).__name__}")
+        if value is not None and tuple(value.shape) != shape:
+            raise ValueError(f"propose: expected {name} of shape {shape}, got {tuple(value.shape)}")
     return draft

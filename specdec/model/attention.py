@@ -7,6 +7,7 @@ not the model.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
 
 from specdec.kernels import AttentionPlan, paged_attention, store_kv
@@ -57,35 +59,69 @@ class LayerKV:
     window: int | None
 
 
-_current: Step | Recording | None = None
+_here = threading.local()
+"""Each thread's own step: an ordinary forward in another thread must not meet it."""
+
+_turn = threading.Lock()
+"""One paged forward at a time in a process, because the models' configs are switched for it."""
+
+
+def _current() -> Step | Recording | None:
+    return getattr(_here, "step", None)
 
 
 def in_step() -> bool:
-    """Whether a paged forward is running."""
-    return isinstance(_current, Step)
+    """Whether a paged forward is running in this thread; compiled code runs in no other."""
+    return torch.compiler.is_compiling() or isinstance(_current(), Step)
 
 
 def in_compiled_step() -> bool:
-    """Whether a paged forward is running that asks for compiled layers."""
-    return isinstance(_current, Step) and _current.compiled
+    """Whether a paged forward is running in this thread that asks for compiled layers."""
+    step = _current()
+    return isinstance(step, Step) and step.compiled
 
 
 @contextmanager
 def paged(configs: Sequence[PreTrainedConfig], step: Step | Recording) -> Iterator[None]:
-    """Within it, models whose configs are `configs` attend through `step`. One forward at a time in a process."""
-    global _current
-    if _current is not None:
-        raise RuntimeError("a paged forward is running already in this process; run one at a time")
-    before = [config._attn_implementation_internal for config in configs]
-    _current = step
-    try:
-        for config in configs:
-            config._attn_implementation_internal = NAME
-        yield
-    finally:
-        _current = None
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation_internal = name
+    """Within it, models whose configs are `configs` attend through `step`. Other threads wait for their turn."""
+    if _current() is not None:
+        raise RuntimeError("a paged forward is running already in this thread; run one at a time")
+    with _turn:
+        before = [config._attn_implementation_internal for config in configs]
+        _here.step = step
+        try:
+            for config in configs:
+                config._attn_implementation_internal = NAME
+            yield
+        finally:
+            _here.step = None
+            for config, name in zip(configs, before, strict=True):
+                config._attn_implementation_internal = name
+
+
+def take_turns(module: nn.Module) -> list[RemovableHandle]:
+    """Make ordinary forwards of `module` wait while a paged forward runs in another thread, and the other way round.
+
+    Without, one could begin while the configs are switched, get no mask, and go on with the model's own attention.
+    The hooks are plain functions, so that a deep copy of the model has nothing of ours to share.
+    """
+    before = module.register_forward_pre_hook(_take_turn, prepend=True)
+    return [before, module.register_forward_hook(_pass_turn, always_call=True)]
+
+
+def _take_turn(module: nn.Module, args: Any) -> None:
+    if _current() is None:
+        depth = getattr(_here, "depth", 0)
+        if not depth:
+            _turn.acquire()
+        _here.depth = depth + 1
+
+
+def _pass_turn(module: nn.Module, args: Any, output: Any) -> None:
+    if _current() is None and (depth := getattr(_here, "depth", 0)):
+        _here.depth = depth - 1
+        if depth == 1:
+            _turn.release()
 
 
 def attention(
@@ -102,15 +138,19 @@ def attention(
     query [1, Hq, N, D]; key [1, Hkv, N, D] and value [1, Hkv, N, Dv] hold the N new tokens only.
     Returns [1, N, Hq, Dv].
     """
+    compiling = torch.compiler.is_compiling()
+    step = None if compiling else _current()
+    if step is None and not compiling:
+        raise RuntimeError(f"{type(module).__name__}: an LLM decodes with this model in another thread; wait for it")
     _refuse_unknown(module, attention_mask, kwargs)
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if isinstance(_current, Recording):
-        _current.calls.append((module, _spec(module, k, v, len(_current.calls))))
+    if isinstance(step, Recording):
+        step.calls.append((module, _spec(module, k, v, len(step.calls))))
         return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[-1]), None
     layer: LayerKV = module.specdec_kv  # type: ignore[assignment]
     k_cache, v_cache = layer.caches[_ordinal(module, layer)]
     window = kwargs.get("sliding_window", _UNSET)
-    run = torch.ops.specdec.attend if torch.compiler.is_compiling() else attend
+    run = torch.ops.specdec.attend if compiling else attend
     out = run(
         q,
         k,
@@ -140,7 +180,7 @@ def attend(
 
     The step is read here and not passed, so that compiled layers depend on no tensor of a step but its activations.
     """
-    step = _current
+    step = _current()
     if not isinstance(step, Step):
         raise RuntimeError(f"a model was set to {NAME!r} outside of a paged forward")
     step.calls += 1
@@ -191,10 +231,11 @@ def _spec(module: nn.Module, k: Tensor, v: Tensor, call: int) -> KVSpec:
 
 def _ordinal(module: nn.Module, layer: LayerKV) -> int:
     """Which of the module's calls in this forward this is: looped and split layers call attention several times."""
-    if len(layer.caches) == 1 or not isinstance(_current, Step):
+    step = None if len(layer.caches) == 1 else _current()
+    if not isinstance(step, Step):
         return 0
-    n = _current.ordinals.get(module, 0)
-    _current.ordinals[module] = n + 1
+    n = step.ordinals.get(module, 0)
+    step.ordinals[module] = n + 1
     return n
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
-from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
+from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, take_turns, window_of
 from specdec.model.fusion import Fused, LinearWatch, fuse_linears
 from specdec.model.layers import CompiledLayers, decoder_layers
 from specdec.model.products import Product
@@ -62,6 +62,7 @@ class PagedModel:
         self.products: list[Fused | Product] = [*fused, *self._others(watch, fused)]
         self.layers = CompiledLayers(model) if compiled else None
         self._taps: list[Taps] = []
+        self._turns = take_turns(model.base_model)
         if self.layers:
             self.layers.attach()
         caches = pool.add_model(name, [spec for _, spec in self._calls])
@@ -123,6 +124,8 @@ class PagedModel:
         """Give the KV back; the model object keeps no trace."""
         for taps in self._taps:
             taps.close()
+        for hook in self._turns:
+            hook.remove()
         for module in {module for module, _ in self._calls}:
             del module.specdec_kv
         if self.layers:
