@@ -154,6 +154,13 @@ class Engine:
             self.listeners[seq] = listener
         self.scheduler.submit(seq)
 
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes, and graphs that hold weights which have been replaced since."""
+        self.pool.allocator.reset_prefix_cache()
+        replaced = [model.refresh() for model in (self.target, self.draft_model) if model]
+        if any(replaced) and self.graphs:
+            self.graphs = RoundGraphs(self.round)
+
     def cancel(self, seq: Sequence) -> None:
         """End `seq` at the next step; what a round in flight emits for it is dropped."""
         seq.cancelled = True

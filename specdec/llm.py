@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -197,8 +198,23 @@ class LLM:
         return self.engine.stats
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix, e.g. after the model's weights have changed."""
-        self._worker.do(self.engine.pool.allocator.reset_prefix_cache)
+        """Forget every cached prefix. To be called after the model's weights have changed, in place or for other tensors.
+
+        Raises ValueError if their dtype or device changed: that takes a new LLM.
+        """
+        done = concurrent.futures.Future[None]()
+
+        def reset() -> None:
+            try:
+                self.engine.reset_prefix_cache()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._worker.do(reset)
+        if not self._worker.inside:
+            done.result()
 
     def close(self) -> None:
         """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""

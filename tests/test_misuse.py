@@ -244,3 +244,36 @@ next(stream)
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def replaced_data(model, weights):
+    for parameter, weight in zip(model.parameters(), weights.values(), strict=True):
+        parameter.data = weight.clone()
+
+
+def assigned(model, weights):
+    model.load_state_dict(weights, assign=True)
+
+
+def copied(model, weights):
+    model.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("change", [replaced_data, assigned, copied])
+def test_changed_weights_are_taken_in_with_the_reset(model, change):
+    other = copy.deepcopy(tiny("llama", seed=1))
+    with LLM(model, drafter=copy.deepcopy(model), k=2) as llm:
+        assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want([1, 2, 3])
+        change(model, copy.deepcopy(dict(other.named_parameters()) if change is replaced_data else other.state_dict()))
+        llm.reset_prefix_cache()
+        ids = torch.tensor([[1, 2, 3]])
+        expected = other.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == expected[0, 3:].tolist()
+    assert torch.equal(model(ids).logits, other(ids).logits)
+
+
+def test_weights_of_another_dtype_take_a_new_llm(model):
+    with LLM(model) as llm:
+        model.double()
+        with pytest.raises(ValueError, match="model: expected weights of torch.float32 on cpu"):
+            llm.reset_prefix_cache()

@@ -70,7 +70,8 @@ class Drafter(Protocol):
     """`propose(rows, k)` returns a `Draft`, or just `(token_ids [B, k], counts [B])`. k >= 1.
 
     Wrong drafts cost time and never change the output. `capturable = True` promises that `propose` launches the same
-    device work whatever the tokens are and reads nothing back, so that it may run inside a CUDA graph.
+    device work whatever the tokens are, reads nothing back and changes nothing that it was given, so that it may run inside
+    a CUDA graph. Any other drafter is given copies. One that raises, or returns no draft, is set aside with a warning.
     """
 
     def propose(self, rows: DraftRows, k: int) -> Draft | tuple[Tensor, Tensor]: ...

@@ -34,6 +34,16 @@ class Fused:
                 linear.bias.data = self.bias.split(self.sizes)[i]
             linear.forward = _Part(self, i).forward  # type: ignore[method-assign, assignment]
 
+    def refresh(self) -> None:
+        """Take in weights that were put in the place of the views: `weight.data = new`, or a state dict by assignment."""
+        for i, (linear, weight) in enumerate(zip(self.linears, self.weight.split(self.sizes), strict=True)):
+            if linear.weight.data_ptr() != weight.data_ptr():
+                weight.copy_(linear.weight.data)
+                linear.weight.data = weight
+            if self.bias is not None and linear.bias.data_ptr() != (bias := self.bias.split(self.sizes)[i]).data_ptr():
+                bias.copy_(linear.bias.data)
+                linear.bias.data = bias
+
     def detach(self) -> None:
         for linear in self.linears:
             del linear.forward

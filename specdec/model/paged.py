@@ -65,6 +65,8 @@ class PagedModel:
         self._turns = take_turns(model.base_model)
         if self.layers:
             self.layers.attach()
+        weight = model.get_input_embeddings().weight
+        self._kind, self._addresses = (weight.dtype, weight.device), [w.data_ptr() for w in model.parameters()]
         caches = pool.add_model(name, [spec for _, spec in self._calls])
         self._attach(caches)
 
@@ -119,6 +121,22 @@ class PagedModel:
         taps = Taps(decoder_layers(self.model), layers)
         self._taps.append(taps)
         return taps
+
+    def refresh(self) -> bool:
+        """Whether weights have been replaced by other tensors since the last call; fused copies take them in.
+
+        Raises ValueError for weights of another dtype or device: KV and fused copies are of the old one.
+        """
+        kind, now = self._kind, self.model.get_input_embeddings().weight
+        if (now.dtype, now.device) != kind:
+            raise ValueError(
+                f"model: expected weights of {kind[0]} on {kind[1]}, as when it was loaded, got {now.dtype} on {now.device}"
+            )
+        for product in self.products:
+            if isinstance(product, Fused):
+                product.refresh()
+        before, self._addresses = self._addresses, [w.data_ptr() for w in self.model.parameters()]
+        return self._addresses != before
 
     def close(self) -> None:
         """Give the KV back; the model object keeps no trace."""
