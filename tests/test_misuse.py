@@ -277,3 +277,12 @@ def test_weights_of_another_dtype_take_a_new_llm(model):
         model.double()
         with pytest.raises(ValueError, match="model: expected weights of torch.float32 on cpu"):
             llm.reset_prefix_cache()
+
+
+def test_a_deep_copy_of_a_model_in_use_serves_another_llm(model):
+    with LLM(model) as llm:
+        other = copy.deepcopy(model)
+        assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want([1, 2, 3])
+        with LLM(other, drafter="lookup") as second:
+            assert second.generate([1, 2, 3], GREEDY)[0].token_ids == want([1, 2, 3])
+            assert llm.generate([4], GREEDY)[0].token_ids == want([4])

@@ -58,6 +58,9 @@ class LayerKV:
     caches: list[tuple[Tensor, Tensor]]
     window: int | None
 
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of the model is an ordinary model: the KV belongs to the pool of the one in use."""
+
 
 _here = threading.local()
 """Each thread's own step: an ordinary forward in another thread must not meet it."""

@@ -50,7 +50,7 @@ class PagedModel:
     """
 
     def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
-        if any("specdec_kv" in vars(module) for module in model.modules()):
+        if any(vars(module).get("specdec_kv") is not None for module in model.modules()):
             raise ValueError(
                 f"model: this {type(model).__name__} object is in use by another LLM; close that one first"
             )
