@@ -20,7 +20,7 @@ def model():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"k": -1}, "k: expected at least 0, got -1"),
+        ({"k": -1}, "k: expected 0 to 1024, got -1"),
         ({"k": "many"}, 'k: expected "auto" or an int, got str'),
         ({"drafter": 7}, 'drafter: expected None, "lookup", a model or an object with propose.*got int'),
         ({"drafter": "no-such-drafter"}, 'drafter: expected None, "lookup" or a model; '),

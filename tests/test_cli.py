@@ -120,7 +120,7 @@ def test_stop_string_is_left_out(generate) -> None:
         (["generate", "m", "hi", "--bogus"], "No such option"),
         (["generate", "m", "hi", "-k", "-1"], "k: expected auto or a number"),
         (["generate", "m", "hi", "-k", "many"], "k: expected auto or a number"),
-        (["generate", "m", "hi", "--temperature", "-1"], "temperature: expected at least 0, got -1"),
+        (["generate", "m", "hi", "--temperature", "-1"], "temperature: expected at least 0 and at most 1e+30, got -1"),
         (["generate", "m", "hi", "--top-p", "1.5"], "top_p: expected"),
         (["generate", "m", "hi", "--max-tokens", "0"], "max_tokens: expected at least 1"),
         (["generate", "m", "hi", "--dtype", "int8"], "int8"),
