@@ -47,19 +47,25 @@ class RowView:
     max_len: int
     noise: bool
     filters: bool
+    gathered: Tensor | None = None
 
     def copy(self) -> RowView:
         """The same rows with every tensor in memory of its own; `all_tokens` holds these rows alone, in their order."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("index", "all_tokens")}
+        columns = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("index", "all_tokens", "gathered")
+        }
         columns = {name: x.clone() if isinstance(x, Tensor) else x for name, x in columns.items()}
         columns["sampling"] = Sampling(*(column.clone() for column in self.sampling))
         order = torch.arange(len(self.index), device=self.index.device)
-        return RowView(index=order, all_tokens=self.history, **columns)
+        tokens = self.all_tokens[self.index]
+        return RowView(index=order, all_tokens=tokens, gathered=tokens, **columns)
 
     @property
     def history(self) -> Tensor:
-        """[B, max_len + 1] int32: the rows' tokens; what lies past num_tokens is garbage."""
-        return self.all_tokens[self.index]
+        """[B, max_len + 1] int32: the rows' tokens; what lies past num_tokens is garbage. Gathered at its first use."""
+        if self.gathered is None:
+            self.gathered = self.all_tokens[self.index]
+        return self.gathered
 
 
 class Rows:

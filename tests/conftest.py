@@ -16,6 +16,14 @@ from specdec.loading import Loaded, load_model
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where there is a GPU Triton compiles and can't interpret: those tests are deselected, tests/gpu has their cases."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        left = [item for item in items if item.get_closest_marker("interpreter")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Loaded:
     """The demo model in fp32 on the CPU, one object for the session: tests leave it as they found it."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import launch, merge_states, paged_attention, plan_attention
-from specdec.kernels.backend import INTERPRETED, interpreted
+from specdec.kernels.backend import interpreted
 from specdec.kernels.config import Config
 from specdec.kernels.plan_kernel import FIRST, LAST, PAIR, PAIR_SLOT, PAIR_SPLITS, Q_TILE, ROW, SLOT
 from tests.kernels.attention_cases import FAULTS, MATRIX, matrix_case, matrix_id
@@ -34,10 +34,6 @@ CONFIGS = {"fused": FUSED, "two-kernels": TWO_KERNELS, "tall": TALL}
 
 # ||error|| / ||output||: the rounding of the output (the interpreter truncates to bf16), fp32 for all that comes before it.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-
-triton_only = pytest.mark.skipif(
-    not INTERPRETED, reason="the Triton kernels run natively: tests/gpu has the same cases"
-)
 
 
 def run_twin(case: Case, lse: bool = True) -> tuple[Tensor, Tensor | None]:
@@ -69,7 +65,7 @@ def test_twin(row: dict[str, Any]) -> None:
     check(want, *run_twin(case, lse=False))
 
 
-@triton_only
+@pytest.mark.interpreter
 @pytest.mark.parametrize("index", range(len(MATRIX)), ids=lambda i: matrix_id(MATRIX[i]))
 def test_kernel(index: int) -> None:
     case = matrix_case(MATRIX[index])
@@ -84,7 +80,7 @@ def test_reported_faults_twin(name: str) -> None:
     check(want, *run_twin(case, lse=False))
 
 
-@triton_only
+@pytest.mark.interpreter
 @pytest.mark.parametrize("name", FAULTS)
 def test_reported_faults_kernel(name: str) -> None:
     case = FAULTS[name]()
@@ -102,7 +98,7 @@ def permuted(case: Case, order: list[int]) -> tuple[Case, Tensor]:
     return Case(*caches, case.block_table[order], case.seq_lens[order], cu, options), rows
 
 
-@triton_only
+@pytest.mark.interpreter
 @pytest.mark.parametrize("workers", [1, 3, 64])
 @pytest.mark.parametrize("fused", [True, False])
 def test_splits_change_rounding_only(workers: int, fused: bool) -> None:
@@ -110,7 +106,7 @@ def test_splits_change_rounding_only(workers: int, fused: bool) -> None:
     check(attention_fp64(case), *run_kernel(case, Config(16, 16, 4, 3, workers, fused)))
 
 
-@triton_only
+@pytest.mark.interpreter
 def test_a_plan_serves_layers_of_other_windows_and_shapes() -> None:
     case = make_case([3, 2], [90, 41])
     other = make_case([3, 2], [90, 41], heads=(6, 2), dims=(32, 32))
@@ -123,7 +119,7 @@ def test_a_plan_serves_layers_of_other_windows_and_shapes() -> None:
     check(attention_fp64(other), *run_kernel(other, FUSED, plan=plan))
 
 
-@triton_only
+@pytest.mark.interpreter
 @pytest.mark.parametrize("options", [{}, dict(window=21)], ids=["plain", "window"])
 def test_invariant_mode_ignores_the_batch(options: dict[str, Any]) -> None:
     """Bitwise. That 1 to 16 new tokens give the same bits too is for tests/gpu: a CPU's products depend on the row."""
@@ -136,7 +132,7 @@ def test_invariant_mode_ignores_the_batch(options: dict[str, Any]) -> None:
     assert torch.equal(run_kernel(alone, TALL, split_size=128)[0], whole[rows])
 
 
-@pytest.mark.parametrize("run", [run_twin, pytest.param(lambda c: run_kernel(c, FUSED), marks=triton_only)])
+@pytest.mark.parametrize("run", [run_twin, pytest.param(lambda c: run_kernel(c, FUSED), marks=pytest.mark.interpreter)])
 class TestEquivalences:
     """What must come out alike, by twin and by kernel."""
 
@@ -182,7 +178,7 @@ class TestEquivalences:
         assert out[3:].eq(0).all()
 
 
-@triton_only
+@pytest.mark.interpreter
 def test_int64_addresses() -> None:
     """flash-attention#772, vllm#47671, tokenspeed#501: a block that starts past 2^31 elements (never touched, but for one)."""
     case = make_case([2], [16], heads=(1, 1), dtype=torch.float16)
@@ -196,7 +192,7 @@ def test_int64_addresses() -> None:
     check(attention_fp64(case), *run_kernel(case, FUSED))
 
 
-@triton_only
+@pytest.mark.interpreter
 def test_interpreted_dispatch() -> None:
     case = make_case([2, 1], [20, 9])
     with interpreted():
@@ -280,7 +276,7 @@ def test_refused_split_size(size: int) -> None:
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=5)
 
 
-@triton_only
+@pytest.mark.interpreter
 @settings(max_examples=30, deadline=None)
 @given(
     lens=lengths,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from specdec.kernels import sample as dispatched
-from specdec.kernels.backend import INTERPRETED, interpreted
+from specdec.kernels.backend import interpreted
 from specdec.kernels.philox_kernel import log2_exponential
 from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words
 from specdec.kernels.reference.sample import Sampling, sample
@@ -175,9 +175,6 @@ def test_no_rows_and_out():
     assert sample(logits_of(2, 97), torch.arange(2), make(2), out=out) is out and (out != 9).any()
 
 
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="on a GPU, tests/gpu compares the kernels with the twin")
-
-
 def check_kernel(logits, positions, params, **options):
     """The kernels' tokens are the twin's; what they allocate starts as NaN."""
     want = sample(logits, positions, params, **options)
@@ -204,7 +201,7 @@ def estimate_kernel(words, out, BLOCK: tl.constexpr):
     tl.store(out + i, log2_exponential(tl.load(words + i).to(tl.uint32)))
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 def test_estimated_noise_is_never_too_low_and_hardly_too_high():
     edges = torch.tensor([0, 1, 2, 2**16 - 1, 2**16, 2**20, 2**24, 2**31, MASK32 - 2**16, MASK32 - 1, MASK32])
     words = torch.randint(0, 2**32, (2**14,), generator=torch.Generator().manual_seed(0)) >> torch.arange(2**14) % 32
@@ -217,7 +214,7 @@ def test_estimated_noise_is_never_too_low_and_hardly_too_high():
     assert over[exact > -1.5].max() < 3e-3
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [(1, torch.float32), (5, torch.bfloat16), (127, torch.float16), (129, torch.float32), (2049, torch.bfloat16),
@@ -227,7 +224,7 @@ def test_kernel_draws_the_twins_tokens(columns, dtype):
     check_kernel(logits_of(8, columns).to(dtype), torch.arange(8) * 977 + 3, every_kind(columns))
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 @pytest.mark.parametrize("columns", [5, 129, 4101])
 def test_kernel_with_promises(columns):
     """That there are no filters, or that there is no noise, which is true of some rows only."""
@@ -236,13 +233,13 @@ def test_kernel_with_promises(columns):
     check_kernel(x, positions, params, noise=False)
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 def test_kernel_in_a_big_vocabulary():
     params = Sampling(*(column[[0, 1, 3, 7]] for column in every_kind(50)))
     check_kernel(logits_of(4, 32_003).bfloat16(), torch.arange(4), params)
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_kernel_where_more_pass_than_it_keeps_at_hand(dtype):
     """Flat rows of 5001: the whole row is searched for the k-th logit, and winners outside of the nucleus are refused."""
@@ -253,7 +250,7 @@ def test_kernel_where_more_pass_than_it_keeps_at_hand(dtype):
     check_kernel(x, torch.arange(9), make(9, 1.1, top_k, top_p, min_p))
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 def test_kernel_at_the_edges_of_the_parameters():
     x = logits_of(9, 301).bfloat16()
     temperature = [1e-9, 1e-3, 1e4, 1e4, 1, 1, 1, 1, 1]
@@ -263,7 +260,7 @@ def test_kernel_at_the_edges_of_the_parameters():
     check_kernel(x, torch.arange(9), make(9, temperature, top_k, top_p, min_p))
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 @pytest.mark.parametrize("columns", [257, 2300])
 def test_kernel_keeps_ties(columns):
     """Few values, zeros of both signs among them, many equal ones at each threshold, and a flat row."""
@@ -274,7 +271,7 @@ def test_kernel_keeps_ties(columns):
     check_kernel(x, torch.arange(7), make(7, 0.0))
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_kernel_of_broken_rows(temperature):
     x = logits_of(8, 2200)
@@ -289,7 +286,7 @@ def test_kernel_of_broken_rows(temperature):
     check_kernel(x, torch.arange(8), make(8, temperature), filters=False)
 
 
-@needs_interpreter
+@pytest.mark.interpreter
 def test_kernel_of_strided_padded_and_mapped_rows():
     """Rows of another pitch, columns past the vocabulary that hold NaN, rows' parameters through `rows`, and `out`."""
     storage = torch.full((12, 700), math.nan)

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import move_kv, store_kv
-from specdec.kernels.backend import INTERPRETED, interpreted
+from specdec.kernels.backend import interpreted
 from tests.kernels.attention_oracle import empty_caches
 
 FP8 = torch.float8_e4m3fn
 
 
-@pytest.fixture(params=["twin", "kernel"], autouse=True)
+@pytest.fixture(params=["twin", pytest.param("kernel", marks=pytest.mark.interpreter)], autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param == "kernel" and not INTERPRETED:
-        pytest.skip("the Triton kernels run natively: tests/gpu has the same cases")
     with interpreted() if request.param == "kernel" else nullcontext():
         yield
 
