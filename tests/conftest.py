@@ -13,7 +13,8 @@ import pytest
 
 from specdec.loading import Loaded, load_model
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, min(2, os.cpu_count() or 1) // _WORKERS))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
