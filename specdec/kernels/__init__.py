@@ -5,6 +5,7 @@ Plain tensors in, plain tensors out; no cache manager is assumed. CUDA tensors r
 
 from specdec.kernels.accept import accept
 from specdec.kernels.flash import flash_attn_with_kvcache
+from specdec.kernels.linear import linear
 from specdec.kernels.match import match
 from specdec.kernels.merge import merge_states
 from specdec.kernels.paged_attention import paged_attention
@@ -17,6 +18,7 @@ __all__ = [
     "Sampling",
     "accept",
     "flash_attn_with_kvcache",
+    "linear",
     "match",
     "merge_states",
     "move_kv",

@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 
 from specdec.model import attention
 
+_OPTIONS = {"combo_kernels": True}
+"""Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k."""
+
 _SHAPES = 128
 """Compiled shapes that one layer class may have; dynamo gives up on a function after eight by default."""
 
@@ -26,19 +29,20 @@ class CompiledLayers:
 
     def __init__(self, model: PreTrainedModel):
         self.modules = _decoder_modules(model)
+        self.options = _OPTIONS if model.device.type == "cuda" else None
 
     def attach(self) -> None:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
         for module in self.modules:
-            module.forward = _either(module.forward)
+            module.forward = _either(module.forward, self.options)
 
     def detach(self) -> None:
         for module in self.modules:
             del module.forward
 
 
-def _either(plain: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = torch.compile(plain, dynamic=False)
+def _either(plain: Callable[..., Any], options: dict[str, Any] | None) -> Callable[..., Any]:
+    compiled = torch.compile(plain, dynamic=False, options=options)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return compiled(*args, **kwargs) if attention.in_compiled_step() else plain(*args, **kwargs)

@@ -153,9 +153,7 @@ class PagedModel:
         self.pool.remove_model(self.name)
 
     def _others(self, watch: LinearWatch, fused: list[Fused]) -> list[Product]:
-        """The linear modules that were not fused, where products of our own pay: on a CPU."""
-        if self.device.type != "cpu":
-            return []
+        """The linear modules that were not fused: their products are ours too."""
         done = {linear for group in fused for linear in group.linears}
         products = [Product(linear) for linear in watch.linears() if linear not in done]
         for product in products:

@@ -1,0 +1,114 @@
+"""Linear layers of a few tokens on a GPU, where reading the weight is all of the cost."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec.kernels.backend import on_device, use_triton
+from specdec.kernels.check import FLOATS, check
+from specdec.kernels.reference import linear as reference
+
+MOST_TOKENS = 16
+"""Tokens that one call takes. Libraries have good kernels for more."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] @ weight [out, in].T + bias [out], for T from 1 to 16: [T, out] in x's dtype, summed in fp32.
+
+    The last dimension of every tensor must be contiguous. Raises ValueError for tensors that don't fit.
+    """
+    check("x", x, (None, None), FLOATS, unit_stride=True)
+    tokens, width = x.shape
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"x: expected at most {MOST_TOKENS} tokens, got {tokens}")
+    check("weight", weight, (None, width), (x.dtype,), x.device, unit_stride=True)
+    if bias is not None:
+        check("bias", bias, (weight.shape[0],), (x.dtype,), x.device, unit_stride=True)
+    if not use_triton(x):
+        return reference.linear(x, weight, bias)
+    out = x.new_empty(tokens, weight.shape[0])
+    if out.numel():
+        with on_device(x):
+            _one(x, weight, bias, out) if tokens == 1 else _few(x, weight, bias, out)
+    return out
+
+
+def _one(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    rows, width = weight.shape
+    block = min(triton.next_power_of_2(width), 1024)
+    one_kernel[(triton.cdiv(rows, 4),)](
+        x, weight, bias, out, rows, width, weight.stride(0), ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4
+    )
+
+
+def _few(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    rows, width = weight.shape
+    block_rows, block, stages, warps = _tile(rows, width, x.element_size())
+    few_kernel[(triton.cdiv(rows, block_rows),)](
+        x, weight, bias, out, len(x), rows, width, x.stride(0), weight.stride(0),
+        TOKENS=8 if len(x) <= 8 else 16, ROWS=block_rows, BLOCK=block, EVEN=width % block == 0, STAGES=stages,
+        num_warps=warps,
+    )  # fmt: skip
+
+
+def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a program's tile, stages and warps: the best of those measured on an H200 (docs/results.md).
+
+    A tile of 16 rows by one warp makes as many programs as there are places for; wide layers have enough rows for more.
+    """
+    if rows >= 8192:
+        block_rows, block, stages, warps = 64, 128, 5, 4
+    elif width >= 8192:
+        block_rows, block, stages, warps = 16, 512, 3, 2
+    elif width >= 1024:
+        block_rows, block, stages, warps = 16, 256, 4, 1
+    else:
+        block_rows, block, stages, warps = 16, 64, 8, 1
+    return block_rows, max(block * 2 // element_size, 16), stages, warps
+
+
+@triton.jit
+def one_kernel(
+    x, weight, bias, out, rows, width, stride_w, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """One program for ROWS outputs of a single token: too few products for tensor cores to be worth their layout."""
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    w_rows = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w
+    sums = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, width, BLOCK):
+        k = start + tl.arange(0, BLOCK)[None, :]
+        if EVEN:
+            w, a = tl.load(w_rows + k), tl.load(x + k)
+        else:
+            w, a = tl.load(w_rows + k, mask=k < width, other=0.0), tl.load(x + k, mask=k < width, other=0.0)
+        sums += w.to(tl.float32) * a.to(tl.float32)
+    y = tl.sum(sums, 1)
+    if bias is not None:
+        y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
+    tl.store(out + n, y, mask=n < rows)
+
+
+@triton.jit
+def few_kernel(
+    x, weight, bias, out, tokens, rows, width, stride_x, stride_w,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program for ROWS outputs of every token, the weight as the left operand: its rows fill the tensor cores' tile."""
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    t = tl.arange(0, TOKENS)[None, :]
+    across, down = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+    w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64) * stride_w + across
+    x_tile = x + t * stride_x + down
+    sums = tl.zeros((ROWS, TOKENS), tl.float32)
+    for start in tl.range(0, width, BLOCK, num_stages=STAGES):
+        if EVEN:
+            w, a = tl.load(w_tile + start), tl.load(x_tile + start, mask=t < tokens, other=0.0)
+        else:
+            w = tl.load(w_tile + start, mask=across < width - start, other=0.0)
+            a = tl.load(x_tile + start, mask=(t < tokens) & (down < width - start), other=0.0)
+        sums = tl.dot(w, a, sums, input_precision="ieee")
+    if bias is not None:
+        sums += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
+    tl.store(out + t * rows + n, sums, mask=(t < tokens) & (n < rows))
