@@ -6,7 +6,7 @@ import os
 import traceback
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -276,7 +276,13 @@ class Engine:
             if seq.status is Status.EXTENDING:
                 self.scheduler.publish(seq)
                 if self.scheduler.ready(seq):
-                    self.scheduler.join(seq, self._k(seq))
+                    self._start(seq)
+
+    def _start(self, seq: Sequence) -> None:
+        try:
+            self.scheduler.join(seq, self._k(seq))
+        except Exception as error:  # no memory for the tables of its logits
+            self._finish(seq, "error", error)
 
     # -- the round, and what it brought
 
@@ -306,7 +312,7 @@ class Engine:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
             self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
             warnings.warn(f"the drafter failed, decoding goes on without it: {_told(failure.error)}", stacklevel=2)
-            return self.round.run(index, RoundShape(0, shape.tokens and len(rows), shape.noise, shape.filters))
+            return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:
         k = max(self._k(seq) for seq in seqs)
@@ -316,7 +322,7 @@ class Engine:
             drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, self._wanted)
             tokens = len(seqs) + drafts
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
-        return RoundShape(k, tokens, noise, filters)
+        return RoundShape(k, tokens, noise, filters, adjusted=any(s.params.adjusted for s in seqs))
 
     def _send_home(self, result: RoundResult, seqs: list[Sequence], shape: RoundShape) -> Flight:
         values, event = result.values, None

@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -89,7 +90,7 @@ class LLM:
         models = [m for m in (self.model, draft_model) if m is not None]
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
-        rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device)
+        rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device, self.vocab_size)
         target = PagedModel(self.model, pool, TARGET, compiled=compiled)
         try:
             if draft_model is not None:
@@ -169,7 +170,7 @@ class LLM:
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, prompt_index: int = 0) -> Handle:
         """Start a request and return at once. Requests join and leave running batches; safe from any thread."""
         ids = self._encode(prompt)
-        params = self._resolve(params or SamplingParams())
+        params = self._resolve(params or SamplingParams(), len(ids))
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
         eos = _eos_ids(self.model)
         seqs = [Sequence(ids, params, limit=limit, index=i, eos=eos) for i in range(params.n)]
@@ -270,18 +271,34 @@ class LLM:
             )
         return ids
 
-    def _resolve(self, params: SamplingParams) -> SamplingParams:
+    def _resolve(self, params: SamplingParams, prompt_len: int) -> SamplingParams:
         if not isinstance(params, SamplingParams):
             raise TypeError(f"params: expected SamplingParams, got {type(params).__name__}")
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop: stop strings need a tokenizer, and this model came without one")
+        params = replace(params, bad_words=self._bad_words(params))
         with self._lock:
             number, self._submitted = self._submitted, self._submitted + 1
         seed = None if self.seed is None else sample_seed(self.seed, number)
-        return params.resolve(self.model.generation_config, seed)
+        params = params.resolve(self.model.generation_config, seed, prompt_len=prompt_len)
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop: stop strings need a tokenizer, and this model came without one")
+        params.check_vocabulary(self.vocab_size)
+        return params
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...] | None:
+        """Strings as token ids: the word itself, and with a space before it, as it stands inside a text."""
+        words: list[tuple[int, ...]] = []
+        for word in params.bad_words or ():
+            if not isinstance(word, str):
+                words.append(word)
+            elif self.tokenizer is None:
+                raise ValueError("bad_words: strings need a tokenizer, and this model came without one")
+            else:
+                texts = dict.fromkeys((word, " " + word.lstrip(" ")))
+                words += [tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+        return None if params.bad_words is None else tuple(dict.fromkeys(words))
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
-        return None if self.tokenizer is None else Detokenizer(self.tokenizer, tuple(params.stop))
+        return None if self.tokenizer is None else Detokenizer(self.tokenizer, tuple(params.stop or ()))
 
     def _submit_or_fail(self, prompt: Prompt, params: SamplingParams | None, index: int) -> Handle | Output:
         try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.draft import Draft, Drafter, DraftRows, as_draft
 from specdec.kernels import round as kernels
+from specdec.kernels.adjust import tally
 from specdec.kernels.columns import Settled
 from specdec.model import Packed, PagedModel
 from specdec.rows import Rows, RowView
@@ -25,13 +26,15 @@ class RoundShape:
     """What the host decides about a round. draft_steps: drafts per row at most, 0 is plain decoding.
 
     tokens: the token bucket, at least the number of rows; the best drafts fill it. None, where the device is the host
-    (CPU): exactly the tokens that are wanted, so that nothing is padded. noise, filters: see RowView.
+    (CPU): exactly the tokens that are wanted, so that nothing is padded. noise, filters: see RowView. adjusted: whether
+    any row wants its logits adjusted.
     """
 
     draft_steps: int
     tokens: int | None
     noise: bool
     filters: bool
+    adjusted: bool = False
 
 
 @dataclass
@@ -74,12 +77,13 @@ class Round:
     @torch.inference_mode()
     def run(self, index: Tensor, shape: RoundShape) -> RoundResult:
         """One round of the rows `index` [B] int64 (-1: padding)."""
-        view = self.rows.view(index, noise=shape.noise, filters=shape.filters)
+        view = self.rows.view(index, noise=shape.noise, filters=shape.filters, adjusted=shape.adjusted)
         running, want = room(view, shape.draft_steps)
         draft = self._propose(view, running, want, shape.draft_steps)
         num_drafts = grant(draft, running, shape.tokens)
         verification = pack(view, running, draft, num_drafts, self._bucket(running, num_drafts, shape))
         logits = self.target.extend(verification.packed)
+        logits = view.adjust(logits, verification.packed.positions + 1, draft.token_ids, verification.row)
         accepted = self.verifier.accept(logits, verification, draft, view)
         return self._roll_back(view, verification, draft, accepted)
 
@@ -117,6 +121,8 @@ class Round:
             failed=accepted.failed,
             written=draft.written,
         )
+        if view.adjustments is not None:
+            tally(view.adjustments, view.index, accepted.token_ids, accepted.num_emitted)
         return RoundResult(kernels.settle(self.rows.state, view, settled))
 
 

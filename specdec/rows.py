@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from specdec.kernels import Sampling
-from specdec.kernels.columns import RowState
+from specdec.adjustments import AdjustmentTables
+from specdec.kernels import Sampling, adjust
+from specdec.kernels.columns import Adjustments, RowState
 from specdec.kernels.round import gather_rows
 from specdec.sequence import Sequence
 
@@ -31,6 +32,7 @@ class RowView:
     active [B] bool; block_table [B, M] int32, -1 past the reservation; stop_ids [B, STOP_IDS], -1 unused;
     sampling: columns [B]. All int64 unless said. all_tokens: the histories of all rows, not gathered.
     noise, filters: whether any row draws with noise, with filters; known to the host, so that neither costs a look.
+    adjustments: what is done to the logits of all rows, None where no row of the round wants anything.
     """
 
     index: Tensor
@@ -47,13 +49,16 @@ class RowView:
     max_len: int
     noise: bool
     filters: bool
+    adjustments: Adjustments | None = None
     gathered: Tensor | None = None
 
     def copy(self) -> RowView:
-        """The same rows with every tensor in memory of its own; `all_tokens` holds these rows alone, in their order."""
-        columns = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("index", "all_tokens", "gathered")
-        }
+        """The same rows with every tensor in memory of its own; `all_tokens` holds these rows alone, in their order.
+
+        Without adjustments: theirs is the engine's own memory.
+        """
+        left = ("index", "all_tokens", "adjustments", "gathered")
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left}
         columns = {name: x.clone() if isinstance(x, Tensor) else x for name, x in columns.items()}
         columns["sampling"] = Sampling(*(column.clone() for column in self.sampling))
         order = torch.arange(len(self.index), device=self.index.device)
@@ -67,12 +72,23 @@ class RowView:
             self.gathered = self.all_tokens[self.index]
         return self.gathered
 
+    def adjust(self, logits: Tensor, positions: Tensor, drafts: Tensor, rows: Tensor | None = None) -> Tensor:
+        """`kernels.adjust` for these rows; the logits themselves where no row wants anything."""
+        if self.adjustments is None:
+            return logits
+        return adjust(logits, positions, self.adjustments, self, drafts, rows=rows)
+
 
 class Rows:
-    """`num_rows` rows of at most `max_len` tokens, `block_size` tokens a block, on `device`."""
+    """`num_rows` rows of at most `max_len` tokens, `block_size` tokens a block, on `device`.
 
-    def __init__(self, num_rows: int, max_len: int, block_size: int, device: torch.device):
+    vocab_size: ids that may be drawn.
+    """
+
+    def __init__(self, num_rows: int, max_len: int, block_size: int, device: torch.device, vocab_size: int):
         self.num_rows, self.max_len, self.block_size, self.device = num_rows, max_len, block_size, device
+        self.vocab_size = vocab_size
+        self._adjustments: AdjustmentTables | None = None
         total = num_rows + 1
         self.num_tokens = torch.ones(total, dtype=torch.int64, device=device)
         self.drafter_len = torch.zeros(total, dtype=torch.int64, device=device)
@@ -101,6 +117,10 @@ class Rows:
         ints[_STOP:, row] = torch.tensor(stops + (-1,) * (STOP_IDS - len(stops)))
         floats[_TEMPERATURE, row], floats[_TOP_P, row], floats[_MIN_P, row] = p.temperature, p.top_p, p.min_p
         self._ints.dirty = self._floats.dirty = True
+        if self._adjustments is None and seq.params.adjusted:
+            self._adjustments = AdjustmentTables(self.num_rows + 1, self.vocab_size, self.device)
+        if self._adjustments is not None:
+            self._adjustments.join(row, seq)
         tokens = torch.tensor(seq.token_ids, dtype=torch.int32)
         self.history[row, : len(tokens)].copy_(upload(tokens, self.device), non_blocking=True)
         _set(self.num_tokens, row, len(seq))
@@ -131,7 +151,7 @@ class Rows:
         for mirror in (self._table, self._ints, self._floats):
             mirror.flush()
 
-    def view(self, index: Tensor, *, noise: bool = True, filters: bool = True) -> RowView:
+    def view(self, index: Tensor, *, noise: bool = True, filters: bool = True, adjusted: bool = False) -> RowView:
         """Gather the rows `index` [B] (int64, device); -1 shows the spare row. See RowView for the flags."""
         columns, active, floats, tables = gather_rows(
             index, self.state, self._ints.device, self._floats.device, self._table.device
@@ -158,6 +178,7 @@ class Rows:
             max_len=self.max_len,
             noise=noise,
             filters=filters,
+            adjustments=self._adjustments.columns if adjusted and self._adjustments else None,
         )
 
 

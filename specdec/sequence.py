@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from specdec.kvpool import BlockTable
-from specdec.sampling import SamplingParams, sample_seed
+from specdec.sampling import SamplingParams, check_bans, sample_seed
 
 _ids = itertools.count()
 
@@ -82,6 +82,7 @@ class Sequence:
 
     target_len, drafter_len: positions with KV in each model, at most l - 1 (the device may be ahead by one round).
     limit: the most tokens the sequence may reach. parent: the sample whose prompt KV it may fork.
+    Raises ValueError for more bans than a row has room for.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Sequence:
         self.keys: list[bytes] = []
         self.num_published = self.num_complete = 0
         self.stats = RequestStats()
+        check_bans(len(self.bans))
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -120,6 +122,14 @@ class Sequence:
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end the sequence, the model's own first."""
         return tuple(dict.fromkeys((*self.eos, *self.params.stop_token_ids)))
+
+    @property
+    def bans(self) -> list[tuple[tuple[int, ...], int]]:
+        """(token ids, end): the last of them may not follow the others at positions below end."""
+        words = [tuple(map(int, word)) for word in self.params.bad_words or () if len(word) > 1]
+        ends = self.prompt_len + (self.params.min_tokens or 0)
+        first = [((token,), ends) for token in self.stop_ids if ends > self.prompt_len]
+        return first + [(word, self.limit) for word in words]
 
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         if self.status is not Status.FINISHED:

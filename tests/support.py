@@ -8,6 +8,7 @@ import functools
 import torch
 import transformers
 from torch import Tensor
+from transformers.generation import logits_process
 
 from specdec.draft import DraftRows, LookupDrafter, ModelDrafter
 from specdec.engine import Engine, EngineConfig
@@ -72,12 +73,37 @@ def params(temperature: float = 0.0, seed: int = 0, **kwargs) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=seed, **kwargs).resolve(None)
 
 
+def processed(logits: Tensor, token_ids: list[int], prompt_len: int, p: SamplingParams, eos: tuple[int, ...]) -> Tensor:
+    """[1, V] logits as `p` wants them after `token_ids`: transformers' own processors, and what it has none for."""
+    output, ends = torch.tensor(token_ids[prompt_len:], dtype=torch.long), [*eos, *p.stop_token_ids]
+    words = [list(word) for word in p.bad_words or ()]
+    counts = torch.bincount(output, minlength=logits.shape[1]).float()
+    scores = logits_process.RepetitionPenaltyLogitsProcessor(p.repetition_penalty)(torch.tensor([token_ids]), logits)
+    scores = scores - p.frequency_penalty * counts
+    scores = scores - p.presence_penalty * (counts > 0)
+    others: list = []
+    if p.logit_bias:
+        others.append(logits_process.SequenceBiasLogitsProcessor([[[t], float(b)] for t, b in p.logit_bias]))
+    if p.allowed_token_ids:
+        left = [t for t in range(logits.shape[1]) if t not in p.allowed_token_ids]
+        others.append(logits_process.SuppressTokensLogitsProcessor(left))
+    if words:
+        others.append(logits_process.NoBadWordsLogitsProcessor(words))
+    if p.min_tokens and ends:
+        others.append(logits_process.MinNewTokensLengthLogitsProcessor(prompt_len, p.min_tokens, ends))
+    for processor in others:
+        scores = processor(torch.tensor([token_ids]), scores)
+    return scores
+
+
 @functools.lru_cache(None)
-def plain(name: str, prompt: tuple[int, ...], new: int, p: SamplingParams, index: int = 0) -> list[int]:
+def plain(
+    name: str, prompt: tuple[int, ...], new: int, p: SamplingParams, index: int = 0, eos: tuple[int, ...] = ()
+) -> list[int]:
     """Prompt and `new` tokens by plain decoding without any cache of ours: transformers' own, or one draw at a time."""
     model = tiny(name)
     ids = torch.tensor([prompt])
-    if p.temperature == 0:
+    if p.temperature == 0 and not p.adjusted:
         everything = torch.ones_like(ids)  # or generate takes token 0 for padding
         return model.generate(ids, attention_mask=everything, max_new_tokens=new, do_sample=False)[0].tolist()
     seq = Sequence(list(prompt), p, limit=len(prompt) + new, index=index)
@@ -85,6 +111,7 @@ def plain(name: str, prompt: tuple[int, ...], new: int, p: SamplingParams, index
     while len(seq) < seq.limit:
         with torch.inference_mode():
             logits = model(torch.tensor([seq.token_ids]), use_cache=False).logits[0, -1:]
+            logits = processed(logits, seq.token_ids, len(prompt), p, eos)
         seq.token_ids.append(int(sample(logits, torch.tensor([len(seq)]), columns)[0]))
     return seq.token_ids
 
@@ -142,7 +169,7 @@ def engine(
     """An engine over a NaN-poisoned pool."""
     pool = KVPool(blocks, block_size, poison=True)
     target = PagedModel(copy.deepcopy(tiny(name)).to(device), pool, "target", compiled=compiled)
-    state = Rows(rows, max_len, block_size, target.device)
+    state = Rows(rows, max_len, block_size, target.device, VOCAB)
     config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs)
     return Engine(target, CoupledVerifier(VOCAB), state, drafter_of(drafter, name, pool, device), config)
 
@@ -153,8 +180,9 @@ class Request:
     def __init__(self, prompt, new=18, p=None, *, name="llama", eos=(), index=0, max_len=96):
         self.p = p or params()
         limit = min(len(prompt) + new, max_len)
-        full = plain(name, tuple(prompt), limit - len(prompt), self.p, index)
-        end = next((i + 1 for i in range(len(prompt), len(full)) if full[i] in eos), len(full))
+        full = plain(name, tuple(prompt), limit - len(prompt), self.p, index, tuple(eos))
+        ends = (*eos, *self.p.stop_token_ids)
+        end = next((i + 1 for i in range(len(prompt), len(full)) if full[i] in ends), len(full))
         self.full, self.want = full, full[:end]
         self.seq = Sequence(list(prompt), self.p, limit=limit, index=index, eos=tuple(eos))
 

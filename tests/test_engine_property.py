@@ -358,7 +358,7 @@ def drafted_by(config, lag):
     pool = KVPool(64, 4, poison=True)
     target = PagedModel(copy.deepcopy(tiny()), pool, "target")
     drafter = ModelDrafter(PagedModel(model, pool, "drafter"), vocab_size=VOCAB)
-    rows = Rows(4, 96, 4, torch.device("cpu"))
+    rows = Rows(4, 96, 4, torch.device("cpu"), 97)
     e = Engine(target, CoupledVerifier(VOCAB), rows, drafter, EngineConfig(k=3, prompt_budget=16, lag=lag))
     return e, Watch(e, "another")
 

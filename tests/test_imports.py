@@ -17,7 +17,7 @@ PACKAGE = Path(specdec.__file__).parent
 LAYERS = [
     ["kernels", "kvpool", "sampling", "checkpoint < converted < loading", "detokenizer", "prompt_file"],
     ["sequence"],
-    ["rows"],
+    ["adjustments < rows"],
     ["model"],
     ["draft"],
     ["verify"],

@@ -51,6 +51,7 @@ class ModelDrafter:
             max_seqlen_q=n,
         )
         logits = self.model.extend(packed).view(len(depth), n, -1)[:, -1]
+        logits = view.adjust(logits, step.drawn_at, drafts[:j].t())  # as the target's will be, or it draws others
         sample(
             logits,
             step.drawn_at,

@@ -4,6 +4,8 @@ Plain tensors in, plain tensors out; no cache manager is assumed. CUDA tensors r
 """
 
 from specdec.kernels.accept import accept
+from specdec.kernels.adjust import adjust
+from specdec.kernels.columns import Adjustments
 from specdec.kernels.flash import flash_attn_with_kvcache
 from specdec.kernels.linear import linear
 from specdec.kernels.match import match
@@ -14,9 +16,11 @@ from specdec.kernels.sample import Sampling, sample
 from specdec.kernels.store_kv import move_kv, store_kv
 
 __all__ = [
+    "Adjustments",
     "AttentionPlan",
     "Sampling",
     "accept",
+    "adjust",
     "flash_attn_with_kvcache",
     "linear",
     "match",

@@ -32,6 +32,37 @@ class View(Protocol):
     max_len: int
 
 
+PENALTIES, BIAS, BANS = 1, 2, 4
+"""Bits of `Adjustments.flags`: which of its parts a row has."""
+
+
+class Adjustments(NamedTuple):
+    """What rows want done to their logits before a token is drawn, an entry for each of the engine's rows.
+
+    flags [rows] int64; repetition, presence, frequency [rows] fp32; counts [rows, V] int32, twice the times that a
+    token is in the row's output, odd if it is in its prompt; bias [rows, V] fp32, added; bans [rows, words, length]
+    int32, tokens that may not follow one another, to the right, -1 before their first; until [rows, words] int64: a ban
+    holds at positions below, 0 for none.
+    """
+
+    flags: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+    counts: Tensor
+    bias: Tensor
+    bans: Tensor
+    until: Tensor
+
+
+class Known(Protocol):
+    """What `adjust` reads of a round's rows: see View."""
+
+    index: Tensor
+    num_tokens: Tensor
+    all_tokens: Tensor
+
+
 class PackedTokens(NamedTuple):
     """token_ids, positions, slot_mapping, row [N] int64; seq_lens [B], cu_seqlens_q [B + 1] int32."""
 
