@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ import typer
 
 import specdec
 from specdec.bench.command import UsageError, bench, compare
+from specdec.bench.settings import DTYPES
 from specdec.prompt_file import Request, read_prompts
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ app.command()(bench)
 app.command()(compare)
 
 
-class Dtype(StrEnum):
-    """Numbers to compute in."""
-
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
 @dataclass(frozen=True)
 class Report:
     """How the outputs are shown: pieces as they come, or one JSON document."""
@@ -59,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0, 1 for what failed, 2 for bad usage, 130 when interrupted. One line per error."""
     debug = os.environ.get("SPECDEC_DEBUG") == "1"
     try:
-        sys.exit(typer.main.get_command(app).main(arguments, prog_name="specdec", standalone_mode=False))
+        command = typer.main.get_command(app)
+        # Not command.main: it turns an interrupt into an exit without a word.
+        with command.make_context("specdec", list(sys.argv[1:] if arguments is None else arguments)) as context:
+            command.invoke(context)
+        sys.exit(0)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
     except _ClickException as error:
         _complain(error.format_message())
         sys.exit(error.exit_code)
@@ -112,7 +109,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text, whatever the drafter.")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples per prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be repeated.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="Numbers to compute in.")] = Dtype.auto,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or cuda:1.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output at most, in tokens.")] = None,
     max_rows: Annotated[int | None, typer.Option(help="Sequences that run at once at most.")] = None,
@@ -124,6 +121,8 @@ def generate(
     """Generate text for prompts, with speculative decoding."""
     requests = _requests(prompt or [], prompts)
     depth = _number_of_drafts(k)
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     params = _usage(
         specdec.SamplingParams,
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
@@ -133,9 +132,13 @@ def generate(
     if report.stream and (as_json or n > 1):
         raise UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
     with specdec.LLM(
-        model, drafter=None if drafter == "none" else drafter, k=depth, dtype=dtype.value, device=device,
+        model, drafter=None if drafter == "none" else drafter, k=depth, dtype=dtype, device=device,
         max_model_len=max_model_len, max_rows=max_rows, revision=revision, trust_remote_code=trust_remote_code,
     ) as llm:  # fmt: skip
+        if n > 1 and not params.resolve(llm.model.generation_config).noise:
+            _say(
+                f"note: the {n} samples of a prompt are equal, because decoding is greedy; --temperature makes them differ"
+            )
         ready = [_ready(llm, request, chat) for request in requests]
         started = time.perf_counter()
         outputs = _stream(llm, ready, params) if report.stream else _collect(llm, ready, params)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
+from specdec.checkpoint import find_checkpoint
 from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
@@ -375,6 +376,11 @@ def _check_drafter(drafter: Any) -> None:
         raise TypeError(
             f'drafter: expected None, "lookup", a model or an object with propose(rows, k), got {type(drafter).__name__}'
         )
+    if isinstance(drafter, (str, os.PathLike)) and drafter != "lookup":
+        try:
+            find_checkpoint(os.fspath(drafter))
+        except ValueError as error:
+            raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
 
 
 def _check_k(k: int | str, kind: str) -> int:

@@ -123,7 +123,10 @@ def test_stop_string_is_left_out(generate) -> None:
         (["generate", "m", "hi", "--temperature", "-1"], "temperature: expected at least 0 and at most 1e+30, got -1"),
         (["generate", "m", "hi", "--top-p", "1.5"], "top_p: expected"),
         (["generate", "m", "hi", "--max-tokens", "0"], "max_tokens: expected at least 1"),
-        (["generate", "m", "hi", "--dtype", "int8"], "int8"),
+        (
+            ["generate", "m", "hi", "--dtype", "int8"],
+            "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'",
+        ),
         (["generate", "m", "hi", "--stop", ""], "stop: expected non-empty strings"),
         (["generate", "m", "hi", "-n", "2", "--stream"], "--stream shows one sample"),
         (["generate", "m", "--prompts", "/no/such/file"], "/no/such/file"),
@@ -139,10 +142,26 @@ def test_failures_are_one_line_and_status_1(run, generate, tmp_path: Path) -> No
     for result, message in [
         (run("generate", "/no/such/model", "hi"), "unknown model '/no/such/model'"),
         (generate("hi", "--drafter", "nobody/nothing"), "drafter: expected"),
+        (run("generate", "/no/such/model", "hi", "--drafter", "foo"), "drafter: expected"),  # before anything is loaded
         (generate("hi", "--device", "tpu"), "device: expected"),
         (generate("hi " * 100, "--raw"), "prompt: expected at most 127 tokens"),
     ]:
         assert result.status == 1 and message in result.error
+
+
+def test_an_interrupt_is_said_and_status_130(generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec.cli._print_pieces", pressed)
+    result = generate("hi")
+    assert result.status == 130 and result.error == "interrupted"
+
+
+def test_equal_samples_are_told(generate) -> None:
+    note = "specdec: note: the 2 samples of a prompt are equal, because decoding is greedy"
+    assert note in generate("hi", "-n", 2, "--temperature", 0).err
+    assert "note" not in generate("hi", "-n", 2, "--temperature", 1).err + generate("hi", "--temperature", 0).err
 
 
 def test_one_bad_prompt_fails_alone(generate) -> None:

@@ -20,7 +20,7 @@ from specdec.bench.outside import METHODS as OUTSIDE
 from specdec.bench.outside import run_transformers
 from specdec.bench.settings import Settings
 from specdec.bench.split import Split, split
-from specdec.bench.stand import Arm, Job, MethodFailed, Stand
+from specdec.bench.stand import Arm, Job, MethodFailed, Stand, out_of_memory
 from specdec.bench.summary import Extras, Point, Runs, result, round_ms
 from specdec.bench.trace import Run
 from specdec.bench.workload import Workload
@@ -57,9 +57,12 @@ class Benchmark:
         s = self.settings
         points = [self._point(*p) for p in product(self.inputs.workloads, s.batch, s.temperatures)]
         self._total = sum(self._work(point) for point in points)
-        for point in points:
-            if not self.document.interrupted:
-                self._measure(point)
+        try:
+            for point in points:
+                if not self.document.interrupted:
+                    self._measure(point)
+        except KeyboardInterrupt:  # while a point was being summarised: those before it are in the document
+            self.document.interrupted = True
         costs = self._costs()
         self.document.break_even = [break_even(cost) for cost in costs]
         self.document.best_depths = best_depths(costs)
@@ -103,14 +106,17 @@ class Benchmark:
 
     def _measure(self, point: Point) -> None:
         measured: dict[Arm, Runs] = {arm: [] for arm in self.arms(point.batch)}
+        splits: dict[Arm, Split | None] = {}
         try:
             for arm in list(measured):
                 self._attempt(point, arm, self._warm_jobs(point), "warm-up", measured)
             for number in range(self.settings.runs):
                 self._one_run(point, number, measured)
+            for arm, runs in measured.items():
+                splits[arm] = self._split(point, arm, runs)
         except KeyboardInterrupt:
             self.document.interrupted = True
-        self._summarise(point, measured)
+        self._summarise(point, measured, splits)
 
     def _one_run(self, point: Point, number: int, measured: dict[Arm, Runs]) -> None:
         """Every method over every batch, in turn within each batch, forwards and backwards.
@@ -153,7 +159,7 @@ class Benchmark:
 
     # -- what comes out
 
-    def _summarise(self, point: Point, measured: dict[Arm, Runs]) -> None:
+    def _summarise(self, point: Point, measured: dict[Arm, Runs], splits: dict[Arm, Split | None]) -> None:
         base = measured.get(PLAIN)
         for arm, runs in measured.items():
             if not runs:
@@ -161,7 +167,7 @@ class Benchmark:
             cut = replace(point, jobs=point.jobs[: len(runs[0])])
             extras = Extras(
                 losslessness=None if arm == PLAIN or base is None else self._losslessness(cut, arm, runs, base),
-                split=self._split(cut, arm, runs),
+                split=splits.get(arm),
                 floor=self._floor(cut, arm, runs),
             )
             found = result(cut, arm, runs, None if arm == PLAIN else base, extras)
@@ -185,19 +191,28 @@ class Benchmark:
         plain, other = ([t.token_ids for run in side[0] for t in run.traces] for side in (base, runs))
         prompts = [prompt for job in point.jobs for prompt in job.prompts]
 
-        def margin(request: int, token: int, plain_id: int, other_id: int) -> float:
+        def margin(request: int, token: int, plain_id: int, other_id: int) -> float | None:
             prefix = prompts[request] + plain[request][:token]
-            return logit_margin(self.inputs.target, prefix, plain_id, other_id)
+            try:
+                return logit_margin(self.inputs.target, prefix, plain_id, other_id)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                return None  # a long prefix beside a pool that took the memory; the difference itself is told
 
         return compare_tokens(plain, other, margin, "plain")
 
     def _split(self, point: Point, arm: Arm, runs: Runs) -> Split | None:
-        """Of our own methods; not after an interrupt, which may have left an engine in the middle of a step."""
+        """Of our own methods; None where there was no round of decoding alone, or the pass failed."""
         measured = round_ms(runs)
-        if arm.method in OUTSIDE.values() or measured is None or self.document.interrupted:
+        if arm.method in OUTSIDE.values() or measured is None:
             return None
         self.progress(f"{arm.name}, batch {point.batch}: where a round's time goes", self._done / self._total)
-        return split(self.stand, arm, point.jobs[0], measured.median / 1e3)
+        try:
+            return split(self.stand, arm, point.jobs[0], measured.median)
+        except MethodFailed as error:
+            self.document.warnings.append(f"{arm.name} at batch {point.batch}: its rounds were not split: {error}")
+            return None
 
     def _floor(self, point: Point, arm: Arm, runs: Runs) -> Floor | None:
         measured = round_ms(runs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +42,12 @@ def bench(
         str | None, typer.Option(help="The same for several lengths, such as 1k,8k,32k.", show_default=False)
     ] = None,
     output_len: Annotated[int, typer.Option(help="Tokens per request, at most (random prompts: exactly).")] = 128,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many prompts.", show_default=False)] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Only the first so many prompts. Default: all; of those that ship 7 on a CPU.", show_default=False
+        ),
+    ] = None,
     temperature: Annotated[str, typer.Option(help="0 is greedy; such as 0,1.")] = "0",
     runs: Annotated[int, typer.Option(help="Measured repetitions after the warm-up.")] = 3,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past the end token.")] = False,
@@ -107,7 +114,7 @@ def _measured(settings: Settings) -> Any:
     """The document, shown as it grows by a bar on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar, _terminable():
         task = bar.add_task("", total=1.0)
         benchmark = specdec.bench.Benchmark(
             settings, sys.argv[1:], lambda text, share: bar.update(task, description=text, completed=share)
@@ -116,6 +123,20 @@ def _measured(settings: Settings) -> Any:
             return benchmark.run()
         finally:
             benchmark.close()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within it SIGTERM, as batch systems send it before they kill, ends a benchmark as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_output(json: Path | None, report: Path | None) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from specdec.bench.document import Document, Result
+from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import Change
 
 Key = tuple[str, int, int, float, int | str]
@@ -62,15 +61,21 @@ def differences(before: Document, after: Document) -> Iterator[str]:
 def print_comparison(before: Document, after: Document, console: Console) -> None:
     """A table of changes. noise: half the width of the 95 % interval of the change (Welch's t over runs)."""
     rows = pairs(before, after)
-    table = Table(title="Change from the first file to the second", box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("batch", "context", "temp.", "method"):
-        table.add_column(name, justify="right" if name != "method" else "left", no_wrap=True)
-    for name in ("decode tok/s", "change", "noise", "", "whole tok/s", "change", "noise", "", "accept. length"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*_cells(row))
+    places = [("batch", "context", "temp.")[i] for i in _varying(rows)]
+    columns = (
+        "decode tok/s",
+        "change",
+        "noise",
+        "verdict",
+        "whole tok/s",
+        "change",
+        "noise",
+        "verdict",
+        "accept. length",
+    )
     if rows:
-        console.print(table)
+        cells = [[_place(row)[i] for i in _varying(rows)] + _cells(row) for row in rows]
+        Sheet("Change from the first file to the second", [*places, "method"], columns, cells).show(console)
     else:
         console.print("no method was measured at the same batch, context and temperature in both files")
     for text in differences(before, after):
@@ -81,14 +86,20 @@ def print_comparison(before: Document, after: Document, console: Console) -> Non
         console.print("[yellow]note[/] a single run has no noise to compare with: use --runs 3 or more")
 
 
+def _place(row: Row) -> list[str]:
+    return [str(row.before.batch), str(row.before.context), f"{row.before.temperature:g}"]
+
+
+def _varying(rows: list[Row]) -> list[int]:
+    """Which parts of the place tell rows apart; the batch always."""
+    return [i for i in range(3) if i == 0 or len({_place(row)[i] for row in rows}) > 1]
+
+
 def _cells(row: Row) -> list[str]:
     a, b = row.before, row.after
     lengths = [r.acceptance.length for r in (a, b) if r.acceptance]
     decode, whole = row.decode, row.whole
     return [
-        str(a.batch),
-        str(a.context),
-        f"{a.temperature:g}",
         a.arm,
         f"{a.decode_tok_s.median:.1f} → {b.decode_tok_s.median:.1f}",
         *_words(decode),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from specdec.bench.settings import Settings
-from specdec.bench.shapes import random_model
+from specdec.bench.shapes import config_of, random_model
 from specdec.bench.stand import out_of_memory, reason
 from specdec.bench.workload import SHIPPED, Request, Workload, random_workload, read_requests, tokenized
+from specdec.checkpoint import find_checkpoint
 from specdec.draft import check_vocabulary
 from specdec.limits import max_positions
 from specdec.loading import load_model, pick_device, pick_dtype
+
+CPU_PROMPTS = 7
+"""Of the prompts that ship, where no limit is given: one of each task, so that a CPU has done in minutes."""
 
 
 @dataclass
@@ -34,6 +39,7 @@ class Inputs:
 def load_inputs(settings: Settings) -> Inputs:
     """Read the prompts, then load the models. Raises ValueError, one line, for what can't be read or doesn't fit."""
     requests = [] if settings.input_lens else read_requests(settings.prompts or SHIPPED)
+    _check_drafter(settings)
     target, tokenizer = _load_target(settings)
     drafter, drafter_error = None, None
     if "draft" in settings.methods:
@@ -43,24 +49,38 @@ def load_inputs(settings: Settings) -> Inputs:
             if not out_of_memory(error):
                 raise
             drafter_error = reason(error)
-    warnings: list[str] = []
     workloads = _random(settings, target) if settings.input_lens else _real(settings, requests, target, tokenizer)
+    warnings = list(_warnings(settings, workloads, len(requests)))
+    return Inputs(target, tokenizer, drafter, drafter_error, workloads, warnings)
+
+
+def _warnings(settings: Settings, workloads: list[Workload], asked: int) -> Iterator[str]:
+    """asked: prompts in the file."""
     if settings.input_lens and settings.acceptance_length is None and len(settings.methods) > 1:
-        warnings.append("random tokens flatter or slander speculation: their acceptance says nothing about real text")
+        yield "random tokens flatter or slander speculation: their acceptance says nothing about real text"
     short = [k for k in settings.k if isinstance(k, int) and k + 1 < (settings.acceptance_length or 0)]
     if short:
-        warnings.append(
-            f"k = {', '.join(map(str, short))} cannot reach the forced length: there every draft is accepted"
-        )
-    if workloads[0].dropped:
-        warnings.append(f"{workloads[0].dropped} prompts are too long for the model and were left out")
-    count = len(workloads[0].prompts)
+        yield f"k = {', '.join(map(str, short))} cannot reach the forced length: there every draft is accepted"
+    count, dropped = len(workloads[0].prompts), workloads[0].dropped
+    if settings.limit is None and not settings.input_lens and count + dropped < asked:
+        yield f"on a CPU the first {count} of {asked} prompts are asked; --limit {asked} asks all"
+    if dropped:
+        yield f"{dropped} prompts are too long for the model and were left out"
     if max(settings.batch) > count:
-        warnings.append(
+        yield (
             f"batch {max(settings.batch)} repeats the {count} prompts: copies share the KV of their prompt, so time to "
             f"first token and whole tok/s are too good"
         )
-    return Inputs(target, tokenizer, drafter, drafter_error, workloads, warnings)
+
+
+def _check_drafter(settings: Settings) -> None:
+    """That there is one, before the target is loaded."""
+    if settings.drafter is None:
+        return
+    try:
+        config_of(settings.drafter) if settings.random_weights else find_checkpoint(settings.drafter)
+    except ValueError as error:
+        raise ValueError(f"drafter: {error}") from error
 
 
 def _load_target(settings: Settings) -> tuple[PreTrainedModel, Any]:
@@ -107,5 +127,6 @@ def _real(
     positions = max_positions(target)
     name = settings.prompts.name if settings.prompts else "prompts that ship"
     workload = tokenized(name, requests, tokenizer, positions and positions - settings.output_len)
-    count = settings.limit or len(workload.prompts)
+    short = target.device.type == "cpu" and settings.prompts is None
+    count = settings.limit or (max(CPU_PROMPTS, *settings.batch) if short else len(workload.prompts))
     return [replace(workload, tasks=workload.tasks[:count], prompts=workload.prompts[:count])]

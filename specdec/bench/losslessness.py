@@ -50,7 +50,7 @@ class Losslessness:
 
 
 def compare_tokens(
-    plain: list[list[int]], other: list[list[int]], margin: Callable[[int, int, int, int], float], against: str
+    plain: list[list[int]], other: list[list[int]], margin: Callable[[int, int, int, int], float | None], against: str
 ) -> Losslessness:
     """Of the same requests by two methods. margin(request, token, plain_id, other_id): see Difference."""
     found = [(i, first_difference(a, b)) for i, (a, b) in enumerate(zip(plain, other, strict=True))]

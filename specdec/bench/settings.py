@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 METHODS = ("plain", "lookup", "draft")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Settings:
     methods: of METHODS; plain always runs, it is the baseline. batch: requests at once, one measurement each.
     k: drafts per row and round, "auto" for the drafter's usual number. temperatures: 0 is greedy.
     prompts: a file, None for the set that ships. input_lens: random tokens instead, of these lengths.
-    output_len: tokens per request at most; exactly, with ignore_eos. limit: the first so many prompts only.
+    output_len: tokens per request at most; exactly, with ignore_eos. limit: the first so many prompts only;
+    None is all, but on a CPU one of each task of the set that ships.
     runs: measured repetitions, after a warm-up.
     acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
     against: also measure transformers' generate. latency_target_ms: per token, for goodput.
@@ -52,6 +54,8 @@ class Settings:
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"methods: expected some of {', '.join(METHODS)}, got {method!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
         for name in ("batch", "input_lens"):
             _at_least(name, getattr(self, name), 1)
         _at_least("k", [k for k in self.k if k != "auto"], 1)

@@ -39,7 +39,7 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device, seed: int
 
     Raises ValueError, one line, for a shape that is neither, or a config that makes no causal language model.
     """
-    config = LlamaConfig(**SHAPES[shape]) if shape in SHAPES else _read_config(shape)
+    config = config_of(shape)
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -54,7 +54,10 @@ def random_model(shape: str, dtype: torch.dtype, device: torch.device, seed: int
     return model.eval()
 
 
-def _read_config(shape: str) -> Any:
+def config_of(shape: str) -> Any:
+    """The config of a shape of SHAPES or of a config.json. Raises ValueError, one line, for what is neither."""
+    if shape in SHAPES:
+        return LlamaConfig(**SHAPES[shape])
     path = Path(shape)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():

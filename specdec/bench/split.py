@@ -1,7 +1,8 @@
 """Where a round's time goes: draft, verify, sample, the rest of the round, the host, an idle device.
 
-A pass of its own, so that the measured runs carry no clocks. On a CPU each part is timed as it is called. On a GPU the
-rounds run step by step under the profiler, whose kernel times are set against the round time of the graphs.
+A pass of its own, so that the measured runs carry no clocks; its parts are then scaled to the round that was measured.
+On a CPU each part is timed as it is called. On a GPU the rounds run step by step under the profiler, whose kernel times
+are set against the round time of the graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class Split:
-    """Milliseconds of a round. other: packing, acceptance and bookkeeping; host: scheduler and detokenizer.
+    """Milliseconds of a round; together they are the round as measured without clocks.
+
+    other: packing, acceptance and bookkeeping; host: scheduler and detokenizer.
 
     On a GPU host is 0, its work runs beside the device's: what of it can't hide shows up as idle. On a CPU idle is 0.
     """
@@ -36,6 +39,17 @@ class Split:
     other_ms: float
     host_ms: float
     idle_ms: float
+
+    @classmethod
+    def scaled(cls, parts: list[float], round_ms: float) -> Split:
+        """Of parts (in the order of the fields, idle left out) as another pass found them.
+
+        What they lack of the round is idle time; where they exceed it, because that pass was slower, all shrink alike.
+        """
+        known = [max(0.0, part) for part in parts]
+        shrink = min(1.0, round_ms / sum(known)) if sum(known) else 1.0
+        draft, verify, sample, other, host = (part * shrink for part in known)
+        return cls(draft, verify, sample, other, host, idle_ms=max(0.0, round_ms - shrink * sum(known)))
 
 
 class _Sections:
@@ -72,31 +86,35 @@ class _Sections:
         return marked if self._cuda else timed
 
 
-def split(stand: Stand, arm: Arm, job: Job, round_s: float) -> Split | None:
+def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
     """Run some rounds of the job and tell their parts apart; None if it ends before a round of decoding alone.
 
-    round_s: seconds of a round as measured without clocks, for what a GPU idles.
+    round_ms: of a round as measured without clocks. Raises MethodFailed for whatever goes wrong.
     """
     engine, seqs = stand.engine(arm.method), stand.sequences(arm, job)
     cuda = stand.device.type == "cuda"
+    engine.reset_prefix_cache()
     graphs, step_by_step = engine.graphs, cast(Any, None)
     engine.graphs = step_by_step
-    engine.pool.allocator.reset_prefix_cache()
     try:
         for seq in seqs:
             engine.submit(seq)
         while any(seq.status in (Status.WAITING, Status.EXTENDING) for seq in seqs):
             engine.step()
         with _Sections(engine, cuda) as sections:
-            return _on_gpu(engine, seqs, round_s) if cuda else _on_cpu(engine, seqs, sections.seconds)
-    finally:
+            found = _on_gpu(engine, round_ms) if cuda else _on_cpu(engine, seqs, sections.seconds, round_ms)
         for seq in seqs:
             engine.cancel(seq)
         engine.run()
+    except Exception as error:
+        raise stand.give_up(arm.method, error) from error
+    finally:
         engine.graphs = graphs
+    return found
 
 
-def _on_cpu(engine: Engine, seqs: list[Sequence], seconds: dict[str, float]) -> Split | None:
+def _on_cpu(engine: Engine, seqs: list[Sequence], seconds: dict[str, float], round_ms: float) -> Split | None:
+    """The host is the device and never idle, so the shares are what was found, of the measured round."""
     total, steps = 0.0, 0
     while steps < ROUNDS and not engine.idle:
         total += timed_step(engine, seqs).seconds
@@ -104,11 +122,11 @@ def _on_cpu(engine: Engine, seqs: list[Sequence], seconds: dict[str, float]) -> 
     if not steps:
         return None
     parts = seconds["propose"] + seconds["extend"] + seconds["accept"]
-    each = (seconds["propose"], seconds["extend"], seconds["accept"], seconds["run"] - parts, total - seconds["run"], 0)
-    return Split(*(1e3 * max(0.0, part) / steps for part in each))
+    each = (seconds["propose"], seconds["extend"], seconds["accept"], seconds["run"] - parts, total - seconds["run"])
+    return Split.scaled([round_ms * part / total for part in each], round_ms)
 
 
-def _on_gpu(engine: Engine, seqs: list[Sequence], round_s: float) -> Split | None:
+def _on_gpu(engine: Engine, round_ms: float) -> Split | None:
     rounds = engine.stats.rounds
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
@@ -121,5 +139,5 @@ def _on_gpu(engine: Engine, seqs: list[Sequence], round_s: float) -> Split | Non
         return None
     device = {e.key: e.device_time_total / 1e3 / rounds for e in p.key_averages() if e.key.startswith("specdec.")}
     draft, verify, sample = (device.get(f"specdec.{name}", 0.0) for name in ("propose", "extend", "accept"))
-    busy = device.get("specdec.run", 0.0)
-    return Split(draft, verify, sample, max(0.0, busy - draft - verify - sample), 0.0, max(0.0, 1e3 * round_s - busy))
+    other = device.get("specdec.run", 0.0) - draft - verify - sample
+    return Split.scaled([draft, verify, sample, other, 0.0], round_ms)

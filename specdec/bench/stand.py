@@ -137,16 +137,16 @@ class Stand:
         """Decode the job once from an empty prefix cache. Raises MethodFailed for whatever goes wrong in it."""
         engine = self.engine(arm.method)
         seqs = self.sequences(arm, job)
-        engine.pool.allocator.reset_prefix_cache()
+        engine.reset_prefix_cache()
         reset_peak(self.device)
         captures = engine.graphs.captures if engine.graphs else 0
         try:
             traces, steps, seconds = self._decode(engine, seqs)
         except Exception as error:
-            raise self._failed(arm.method, error) from error
+            raise self.give_up(arm.method, error) from error
         broken = engine.drafter_error or next((seq.error for seq in seqs if seq.error), None)
         if broken is not None:
-            raise self._failed(arm.method, broken) from broken
+            raise self.give_up(arm.method, broken) from broken
         captures = engine.graphs.captures - captures if engine.graphs else 0
         return Run(traces, steps, seconds, peak_bytes(self.device), captures)
 
@@ -162,8 +162,8 @@ class Stand:
             steps.append(timed_step(engine, seqs))
         return traces, steps, time.perf_counter() - started
 
-    def _failed(self, method: str, error: BaseException) -> MethodFailed:
-        """What to report; the engine is given up, its rows and blocks are freed."""
+    def give_up(self, method: str, error: BaseException) -> MethodFailed:
+        """What to report of a method that failed; its engine is given up, its rows and blocks are freed."""
         engine = self._engines.pop(method)
         for seq in [*engine.scheduler.sequences, *engine.scheduler.waiting]:
             engine.cancel(seq)

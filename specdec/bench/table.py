@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from specdec.bench.document import Document, Result
+from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import Distribution, Interval, Spread
 
 NOTES = (
@@ -26,12 +25,13 @@ def print_results(document: Document, console: Console) -> None:
     if document.label:
         console.print(f"[bold reverse] {document.label} [/] forced: nothing here says how well drafts fit")
     if document.results:
-        console.print(_speed(document), _latency(document), _drafts(document), _rounds(document))
+        for sheet in (_speed, _latency, _drafts, _rounds):
+            sheet(document).show(console)
         for note in NOTES:
             console.print(f"[dim]{note}[/]")
         _losslessness(document, console)
     if document.break_even:
-        console.print(_break_even(document))
+        _break_even(document).show(console)
     for failure in document.failures:
         where = "everywhere" if failure.batch == 0 else f"at batch {failure.batch}, {failure.workload}"
         console.print(f"[red]skipped[/] {failure.method} {where}: {escape(failure.reason)}")
@@ -41,53 +41,54 @@ def print_results(document: Document, console: Console) -> None:
         console.print("[yellow]interrupted[/]: the figures are of what was measured until then")
 
 
-def _speed(document: Document) -> Table:
-    table = _table("Speed", document, "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms")
+def _speed(document: Document) -> Sheet:
+    sheet = _sheet("Speed", document, "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms")
     for r in document.results:
-        cells = spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)
-        table.add_row(*_where(document, r), *cells, number(r.ttft_ms.p50))
-    return table
+        cells = [spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)]
+        sheet.rows.append([*_where(document, r), *cells, number(r.ttft_ms.p50)])
+    return sheet
 
 
-def _latency(document: Document) -> Table:
+def _latency(document: Document) -> Sheet:
     good = f"tok/s within {document.latency_target_ms:g} ms"
-    table = _table("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
+    sheet = _sheet("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
     for r in document.results:
-        cells = percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)
-        table.add_row(*_where(document, r), *cells)
-    return table
+        cells = [percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)]
+        sheet.rows.append([*_where(document, r), *cells])
+    return sheet
 
 
-def _drafts(document: Document) -> Table:
-    table = _table("Drafts", document, "acceptance length", "accepted by position, %", "wasted", "tokens")
+def _drafts(document: Document) -> Sheet:
+    sheet = _sheet("Drafts", document, "acceptance length", "accepted by position, %", "wasted", "tokens")
     for r in document.results:
         if r.acceptance and r.acceptance.drafted:
             positions = " ".join(f"{100 * c:.0f}" for c in r.acceptance.conditional[:10])
-            cells = f"{r.acceptance.length:.2f}", positions, f"{wasted(r):.0%}", tokens_word(r)
-            table.add_row(*_where(document, r), *cells)
-    return table
+            cells = [f"{r.acceptance.length:.2f}", positions, f"{wasted(r):.0%}", tokens_word(r)]
+            sheet.rows.append([*_where(document, r), *cells])
+    return sheet
 
 
-def _rounds(document: Document) -> Table:
+def _rounds(document: Document) -> Sheet:
     parts = ("draft", "verify", "sample", "other", "host", "idle")
-    table = _table("Rounds, ms", document, "round", *parts, "% of floor", "peak MB")
+    sheet = _sheet("Rounds, ms", document, "round", *parts, "% of floor", "peak MB")
     for r in document.results:
         split = [f"{getattr(r.split, f'{part}_ms'):.2f}" if r.split else "" for part in parts]
         whole = f"{r.round_ms.median:.2f}" if r.round_ms else ""
         share = f"{r.floor.percent:.0f}" if r.floor else ""
-        table.add_row(*_where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}")
-    return table
+        sheet.rows.append([*_where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}"])
+    return sheet
 
 
-def _break_even(document: Document) -> Table:
-    table = Table("batch", "context", "method", "k", "drafts", "round × plain", "needs per-token acceptance")
-    table.title, table.title_justify, table.box = "Break-even", "left", box.SIMPLE_HEAD
+def _break_even(document: Document) -> Sheet:
+    keys = ("batch", "context", "method", "k")
+    sheet = Sheet("Break-even", keys, ("drafts", "round × plain", "needs per-token acceptance"))
+    sheet.caption = "round × plain is also the acceptance length that is needed, bonus token included"
     for b in document.break_even:
         never = b.length > b.k + 1
         needed = "never pays" if never else "" if b.alpha is None else f"{b.alpha:.2f}"
-        table.add_row(str(b.batch), str(b.context), b.method, str(b.k), f"{b.depth:.1f}", f"{b.length:.2f}", needed)
-    table.caption = "round × plain is also the acceptance length that is needed, bonus token included"
-    return table
+        where = [str(b.batch), str(b.context), b.method, str(b.k)]
+        sheet.rows.append([*where, f"{b.depth:.1f}", f"{b.length:.2f}", needed])
+    return sheet
 
 
 def _losslessness(document: Document, console: Console) -> None:
@@ -108,16 +109,10 @@ def _title(document: Document) -> str:
     return f"{document.target}{drafter}{weights}, {document.environment.dtype} on {document.environment.device}"
 
 
-def _table(title: str, document: Document, *columns: str) -> Table:
+def _sheet(title: str, document: Document, *columns: str) -> Sheet:
     """Its title carries the label, so that no table is quoted without it."""
     title += f" ({document.label})" if document.label else ""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in _place(document):
-        table.add_column(name, justify="right")
-    table.add_column("method", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
+    return Sheet(title, [*_place(document), "method"], columns)
 
 
 def _place(document: Document) -> Iterable[str]:

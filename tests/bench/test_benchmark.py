@@ -95,7 +95,8 @@ def test_rounds_have_a_floor_and_a_split(everything: Document) -> None:
     for r in everything.results:
         if r.method in ("plain", "draft"):
             assert r.floor and r.floor.bytes > 0 and r.split and r.split.verify_ms > 0
-            assert (r.split.draft_ms > 0) == (r.method == "draft") and r.split.idle_ms == 0
+            assert (r.split.draft_ms > 0) == (r.method == "draft")
+            assert sum(dataclasses.astuple(r.split)) == pytest.approx(r.round_ms.median), "parts of the measured round"
     small, large = (next(r.floor.bytes for r in everything.results if r.arm == arm) for arm in ("plain", "draft k=2"))
     assert large > 2 * small, "a drafter of the target's size reads as much in each of its two forwards"
 
@@ -147,13 +148,13 @@ def test_sampling_is_lossless_too() -> None:
 
 
 class Interrupt:
-    """A progress bar whose watcher presses Ctrl-C at the n-th report that names a measured run."""
+    """A progress bar whose watcher presses Ctrl-C at the n-th report that has the words."""
 
-    def __init__(self, at: int):
-        self.left = at
+    def __init__(self, at: int, words: str = ": run "):
+        self.left, self.words = at, words
 
     def __call__(self, text: str, share: float) -> None:
-        if ": run " in text:
+        if self.words in text:
             self.left -= 1
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -176,6 +177,40 @@ def test_an_interrupt_keeps_what_was_measured(at: int, results: list[str], runs:
     assert document.interrupted and [r.arm for r in document.results] == results
     for r in document.results:
         assert len(r.decode_tok_s.values) == runs and r.requests == (1 if at == 4 else 3) and r.split is None
+
+
+def test_an_interrupt_while_rounds_are_split_keeps_the_runs() -> None:
+    settings = dataclasses.replace(BASE, methods=("plain", "lookup"), batch=(1, 2))
+    benchmark = Benchmark(settings, progress=Interrupt(2, "where a round's time goes"))
+    document = benchmark.run()
+    benchmark.close()
+    assert document.interrupted and [(r.batch, len(r.decode_tok_s.values)) for r in document.results] == [(1, 2)] * 2
+    assert [r.split is None for r in document.results] == [False, True]
+
+
+def test_an_interrupt_while_a_point_is_summarised_keeps_the_points_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = Benchmark(dataclasses.replace(BASE, batch=(1, 2)))
+    floor = benchmark._floor
+
+    def pressed(point, arm, runs):
+        if point.batch == 2:
+            raise KeyboardInterrupt
+        return floor(point, arm, runs)
+
+    monkeypatch.setattr(benchmark, "_floor", pressed)
+    document = benchmark.run()
+    benchmark.close()
+    assert document.interrupted and [r.batch for r in document.results] == [1]
+
+
+def test_rounds_that_cannot_be_split_are_told_and_cost_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no profiler here")
+
+    monkeypatch.setattr("specdec.bench.split._on_cpu", broken)
+    document = run(methods=("plain", "lookup"))
+    assert [r.method for r in document.results] == ["plain", "lookup"] and document.results[0].split is None
+    assert "plain at batch 1: its rounds were not split: no profiler here" in document.warnings
 
 
 def test_a_method_out_of_memory_is_reported_and_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

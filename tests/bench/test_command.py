@@ -1,6 +1,8 @@
 """`specdec bench` and `specdec compare` as people call them: exit status, files, one line per error."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,11 +73,35 @@ def test_an_interrupt_still_writes_what_was_measured(run, tmp_path: Path, monkey
     assert json.loads((tmp_path / "a.json").read_text())["interrupted"] is True
 
 
+def test_sigterm_ends_it_as_ctrl_c_does(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, measure = signal.getsignal(signal.SIGTERM), Benchmark._one_run
+
+    def stopped(self: Benchmark, point, number, measured):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        measure(self, point, number, measured)
+
+    monkeypatch.setattr(Benchmark, "_one_run", stopped)
+    status, out, _ = run(*TINY, "--json", tmp_path / "a.json")
+    d = read_document(tmp_path / "a.json")
+    assert status == 130 and d.interrupted and [len(r.decode_tok_s.values) for r in d.results] == [1, 1]
+    assert "interrupted: the figures" in out and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec.bench.benchmark.load_inputs", pressed)
+    assert run(*TINY) == (130, "", "specdec: error: interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["bench"], "Missing argument"),
         ([*TINY, "--batch", "1,two"], "batch: expected numbers such as 1,4,16"),
+        ([*TINY, "--dtype", "int8"], "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         ([*TINY, "--batch", "0"], "batch: expected at least 1, got 0"),
         ([*TINY, "-k", "some"], "k: expected auto or numbers"),
         ([*TINY, "--temperature", "hot"], "temperature: expected numbers"),
@@ -103,6 +129,8 @@ def test_failures_are_one_line_and_status_1(run, tmp_path: Path) -> None:
         (["bench", "/no/such/model"], "unknown model"),
         (["bench", "m", "--prompts", tmp_path / "p.jsonl"], "p.jsonl, line 2: expected a string"),
         (["bench", "m", "--prompts", tmp_path / "none.jsonl"], "none.jsonl"),
+        (["bench", "/no/such/model", "--drafter", "/no/such/drafter"], "drafter: unknown model '/no/such/drafter'"),
+        ([*TINY, "--drafter", "llama-9b"], "drafter: random-weights: expected one of llama-8b"),
         (["bench", "llama-9b", "--random-weights", "--input-len", "4"], "expected one of llama-8b"),
     ]:
         status, out, err = run(*arguments)

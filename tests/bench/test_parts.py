@@ -11,6 +11,7 @@ from specdec.bench.breakeven import Cost, alpha_for, best_depths, break_even
 from specdec.bench.floor import Traffic, copy_bandwidth, floor
 from specdec.bench.losslessness import compare_tokens, first_difference, logit_margin
 from specdec.bench.outside import METHODS, _as_run, run_transformers
+from specdec.bench.split import Split
 from specdec.bench.stand import Arm, Job, MethodFailed, out_of_memory, reason, rounds_of
 from specdec.bench.statistics import expected_length
 from specdec.bench.summary import goodput, per_step, per_token, round_ms
@@ -100,6 +101,17 @@ def test_margin_is_the_models_own() -> None:
         logits = model(torch.tensor([prefix])).logits[0, -1]
     best = int(logits.argmax())
     assert logit_margin(model, prefix, best, 3) == pytest.approx(float(logits[best] - logits[3]), abs=1e-5)
+
+
+# Rounds
+
+
+def test_parts_of_a_round_never_exceed_it() -> None:
+    parts = Split.scaled([1.0, 4.0, 2.0, -0.5, 1.0], 10.0)
+    assert (parts.draft_ms, parts.verify_ms, parts.other_ms, parts.host_ms, parts.idle_ms) == (1, 4, 0, 1, 2)
+    slower = Split.scaled([1.0, 8.0, 2.0, 0.0, 1.0], 6.0)
+    assert (slower.draft_ms, slower.verify_ms, slower.sample_ms, slower.host_ms, slower.idle_ms) == (0.5, 4, 1, 0.5, 0)
+    assert Split.scaled([0.0] * 5, 3.0).idle_ms == 3
 
 
 # Floors and break-even

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from documents import document, environment, result
 from rich.console import Console
 
@@ -45,10 +46,15 @@ def test_every_table_carries_the_label() -> None:
     assert text.count("controlled acceptance 3.4") == 5
 
 
-def test_tables_fit_a_terminal_of_100_columns() -> None:
-    lines = shown(print_results, document(), width=100).splitlines()
-    assert any("draft k=4" in line and "% " not in line for line in lines)
-    assert not any("…" in line for line in lines), "nothing is cut off"
+@pytest.mark.parametrize("width", [140, 100, 80, 50])
+def test_tables_fit_the_terminal(width: int) -> None:
+    """In a narrow one the columns are spread over several tables of the same rows; nothing is cut off or broken."""
+    results = shown(print_results, document(), width=width)
+    change = shown(print_comparison, document(), document(), width=width)
+    for text, cells in [(results, ("1.50 (1.35-1.65)", "8.0/10.0/30.0", "100 40 100 100", "identical")),
+                        (change, ("100.0 → 100.0", "+0.0%", "within noise", "3.20 → 3.20"))]:  # fmt: skip
+        assert "…" not in text and all(len(line.rstrip()) <= width for line in text.splitlines())
+        assert all(cell in text for cell in cells), text
 
 
 def test_comparison_tells_change_from_noise() -> None:

@@ -4,7 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from specdec.bench.inputs import _real, _warnings
+from specdec.bench.settings import Settings
+from specdec.bench.shapes import random_model
 from specdec.bench.workload import SHIPPED, Request, Workload, random_workload, read_requests, tokenized
 
 
@@ -127,3 +131,17 @@ def test_tokenized_uses_the_template_and_drops_what_is_too_long() -> None:
         tokenized("w", requests, Words(), None)
     with pytest.raises(ValueError, match="prompts: expected some of 1 to 1 tokens, got none in w"):
         tokenized("w", requests, Chatty(), max_len=1)
+
+
+def test_a_cpu_asks_one_of_each_task_unless_told_otherwise() -> None:
+    requests, model = read_requests(SHIPPED), random_model("tiny", torch.float32, torch.device("cpu"))
+
+    def asked(**changes) -> Workload:
+        return _real(Settings("m", output_len=2, **changes), requests, model, Words())[0]
+
+    workload = asked()
+    assert len(workload.prompts) == len(set(workload.tasks)) == 7
+    (warning,) = _warnings(Settings("m"), [workload], len(requests))
+    assert warning == f"on a CPU the first 7 of {len(requests)} prompts are asked; --limit {len(requests)} asks all"
+    assert len(asked(batch=(1, 9)).prompts) == 9 and len(asked(limit=3).prompts) == 3
+    assert list(_warnings(Settings("m", limit=3), [asked(limit=3)], len(requests))) == []
