@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, check
+from specdec.kernels.dependent import dependent, wait
 from specdec.kernels.reference import linear as reference
 
 MOST_TOKENS = 16
@@ -39,8 +40,9 @@ def _one(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     rows, width = weight.shape
     block = min(triton.next_power_of_2(width), 1024)
     one_kernel[(triton.cdiv(rows, 4),)](
-        x, weight, bias, out, rows, width, weight.stride(0), ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4
-    )
+        x, weight, bias, out, rows, width, weight.stride(0), ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4,
+        **dependent(x),
+    )  # fmt: skip
 
 
 def _few(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -49,7 +51,7 @@ def _few(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     few_kernel[(triton.cdiv(rows, block_rows),)](
         x, weight, bias, out, len(x), rows, width, x.stride(0), weight.stride(0),
         TOKENS=8 if len(x) <= 8 else 16, ROWS=block_rows, BLOCK=block, EVEN=width % block == 0, STAGES=stages,
-        num_warps=warps,
+        num_warps=warps, **dependent(x),
     )  # fmt: skip
 
 
@@ -59,7 +61,7 @@ def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]
     A tile of 16 rows by one warp makes as many programs as there are places for; wide layers have enough rows for more.
     """
     if rows >= 8192:
-        block_rows, block, stages, warps = 64, 128, 5, 4
+        block_rows, block, stages, warps = 64, 128, 4, 4
     elif width >= 8192:
         block_rows, block, stages, warps = 16, 512, 3, 2
     elif width >= 1024:
@@ -71,19 +73,19 @@ def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]
 
 @triton.jit
 def one_kernel(
-    x, weight, bias, out, rows, width, stride_w, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+    x, weight, bias, out, rows, width, stride_w,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of a single token: too few products for tensor cores to be worth their layout."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    w_rows = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w
-    sums = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(0, width, BLOCK):
-        k = start + tl.arange(0, BLOCK)[None, :]
-        if EVEN:
-            w, a = tl.load(w_rows + k), tl.load(x + k)
-        else:
-            w, a = tl.load(w_rows + k, mask=k < width, other=0.0), tl.load(x + k, mask=k < width, other=0.0)
-        sums += w.to(tl.float32) * a.to(tl.float32)
+    k = tl.arange(0, BLOCK)[None, :]
+    w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w + k
+    w = _load(w_tile, k < width, EVEN)
+    wait(DEPENDENT)
+    sums = w.to(tl.float32) * _load(x + k, k < width, EVEN).to(tl.float32)
+    for start in range(BLOCK, width, BLOCK):
+        within = k < width - start
+        sums += _load(w_tile + start, within, EVEN).to(tl.float32) * _load(x + k + start, within, EVEN).to(tl.float32)
     y = tl.sum(sums, 1)
     if bias is not None:
         y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
@@ -94,6 +96,7 @@ def one_kernel(
 def few_kernel(
     x, weight, bias, out, tokens, rows, width, stride_x, stride_w,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of every token, the weight as the left operand: its rows fill the tensor cores' tile."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -101,14 +104,22 @@ def few_kernel(
     across, down = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
     w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64) * stride_w + across
     x_tile = x + t * stride_x + down
-    sums = tl.zeros((ROWS, TOKENS), tl.float32)
-    for start in tl.range(0, width, BLOCK, num_stages=STAGES):
-        if EVEN:
-            w, a = tl.load(w_tile + start), tl.load(x_tile + start, mask=t < tokens, other=0.0)
-        else:
-            w = tl.load(w_tile + start, mask=across < width - start, other=0.0)
-            a = tl.load(x_tile + start, mask=(t < tokens) & (down < width - start), other=0.0)
+    w = _load(w_tile, across < width, EVEN)
+    wait(DEPENDENT)
+    a = tl.load(x_tile, mask=(t < tokens) & (EVEN | (down < width)), other=0.0)
+    sums = tl.dot(w, a, tl.zeros((ROWS, TOKENS), tl.float32), input_precision="ieee")
+    for start in tl.range(BLOCK, width, BLOCK, num_stages=STAGES):
+        w = _load(w_tile + start, across < width - start, EVEN)
+        a = tl.load(x_tile + start, mask=(t < tokens) & (EVEN | (down < width - start)), other=0.0)
         sums = tl.dot(w, a, sums, input_precision="ieee")
     if bias is not None:
         sums += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
     tl.store(out + t * rows + n, sums, mask=(t < tokens) & (n < rows))
+
+
+@triton.jit
+def _load(pointer, within, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(pointer)
+    else:
+        return tl.load(pointer, mask=within, other=0.0)

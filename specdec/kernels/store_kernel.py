@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from specdec.kernels.dependent import wait
+
 FP8_MAX = tl.constexpr(448.0)
 
 
@@ -30,9 +32,10 @@ def store_kernel(
     K, V, K_CACHE, V_CACHE, SLOTS, K_SCALE, V_SCALE, num_tokens, num_slots,
     sk_l, sk_t, sk_h, sv_l, sv_t, sv_h, skc_l, skc_b, skc_t, skc_h, svc_l, svc_b, svc_t, svc_h,
     PAGE: tl.constexpr, H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    TOKENS: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (lot of TOKENS tokens, lot of COLUMNS columns, layer) writes both keys and values."""
+    wait(DEPENDENT)
     part, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     slot = tl.load(SLOTS + token, mask=token < num_tokens, other=-1).to(tl.int64)

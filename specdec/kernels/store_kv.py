@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, FP8, INTS, check, check_caches
+from specdec.kernels.dependent import dependent
 from specdec.kernels.reference import store_kv as reference
 from specdec.kernels.store_kernel import move_kernel, store_kernel
 
@@ -92,6 +93,7 @@ def _launch(
             k, v, k_cache, v_cache, slots, *scales, tokens, k_cache.shape[1] * k_cache.shape[2],
             *k.stride()[:3], *v.stride()[:3], *k_cache.stride()[:4], *v_cache.stride()[:4],
             PAGE=k_cache.shape[2], H=heads, D=dim, DV=v.shape[3], TOKENS=TOKENS, COLUMNS=columns,
+            **dependent(k),
         )  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from specdec.model import attention
 
-_OPTIONS = {"combo_kernels": True}
-"""Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k."""
+_OPTIONS = {"combo_kernels": True, "triton.enable_pdl": True}
+"""Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k; and
+kernels that start while the one before them ends, where the device can (see kernels/dependent.py)."""
 
 _SHAPES = 128
 """Compiled shapes that one layer class may have; dynamo gives up on a function after eight by default."""
