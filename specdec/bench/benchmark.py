@@ -16,6 +16,7 @@ from specdec.bench.environment import environment
 from specdec.bench.floor import Floor, copy_bandwidth, floor, traffic
 from specdec.bench.inputs import Inputs, load_inputs
 from specdec.bench.losslessness import Losslessness, compare_tokens, logit_margin
+from specdec.bench.mixed import ANSWER, MixedLoad, MixedRun, mixed_load, run_mixed
 from specdec.bench.outside import METHODS as OUTSIDE
 from specdec.bench.outside import run_transformers
 from specdec.bench.settings import Settings
@@ -98,7 +99,9 @@ class Benchmark:
     # -- running
 
     def _work(self, point: Point) -> int:
-        return len(self.arms(point.batch)) * (len(self._warm_jobs(point)) + self.settings.runs * len(point.jobs))
+        arms, runs = self.arms(point.batch), self.settings.runs
+        mixed = sum(arm.method not in OUTSIDE.values() for arm in arms) * (runs + 1) if self.inputs.arriving else 0
+        return len(arms) * (len(self._warm_jobs(point)) + runs * len(point.jobs)) + mixed
 
     def _warm_jobs(self, point: Point) -> list[Job]:
         """A GPU is warm once every batch ran in full: a draining one needs graphs of its own."""
@@ -107,6 +110,7 @@ class Benchmark:
     def _measure(self, point: Point) -> None:
         measured: dict[Arm, Runs] = {arm: [] for arm in self.arms(point.batch)}
         splits: dict[Arm, Split | None] = {}
+        mixed: dict[Arm, list[MixedRun]] = {}
         try:
             for arm in list(measured):
                 self._attempt(point, arm, self._warm_jobs(point), "warm-up", measured)
@@ -114,9 +118,11 @@ class Benchmark:
                 self._one_run(point, number, measured)
             for arm, runs in measured.items():
                 splits[arm] = self._split(point, arm, runs)
+            self._mixed_runs(point, list(measured), mixed)
         except KeyboardInterrupt:
             self.document.interrupted = True
-        self._summarise(point, measured, splits)
+        loads = {arm: mixed_load(runs, self.settings.prompt_budget) for arm, runs in mixed.items() if runs}
+        self._summarise(point, measured, splits, loads)
 
     def _one_run(self, point: Point, number: int, measured: dict[Arm, Runs]) -> None:
         """Every method over every batch, in turn within each batch, forwards and backwards.
@@ -147,10 +153,28 @@ class Benchmark:
             return runs
         except MethodFailed as error:
             del measured[arm]
-            self.document.failures.append(
-                Failure(arm.method, arm.k, point.batch, point.workload.name, point.temperature, str(error))
-            )
+            self._fail(point, arm, str(error))
             return []
+
+    def _fail(self, point: Point, arm: Arm, why: str) -> None:
+        where = point.batch, point.workload.name, point.temperature
+        self.document.failures.append(Failure(arm.method, arm.k, *where, why))
+
+    def _mixed_runs(self, point: Point, arms: list[Arm], done: dict[Arm, list[MixedRun]]) -> None:
+        """Our own methods under mixed load, in turn, after a warm-up of each; fills `done`."""
+        done |= {arm: [] for arm in arms if arm.method not in OUTSIDE.values() and self.inputs.arriving}
+        for number in range(self.settings.runs + 1):
+            for arm in list(done) if number % 2 == 0 else list(done)[::-1]:
+                what = f"run {number} of {self.settings.runs}" if number else "warm-up"
+                self.progress(f"{arm.name}, batch {point.batch}, mixed load: {what}", self._done / self._total)
+                try:
+                    run = run_mixed(self.stand, arm, point.jobs[0], self.inputs.arriving)
+                except MethodFailed as error:
+                    del done[arm]
+                    self._fail(point, arm, f"mixed load: {error}")
+                    continue
+                done[arm] += [run] if number else []
+                self._done += 1
 
     def _run(self, arm: Arm, job: Job) -> Run:
         if arm.method in OUTSIDE.values():
@@ -159,7 +183,13 @@ class Benchmark:
 
     # -- what comes out
 
-    def _summarise(self, point: Point, measured: dict[Arm, Runs], splits: dict[Arm, Split | None]) -> None:
+    def _summarise(
+        self,
+        point: Point,
+        measured: dict[Arm, Runs],
+        splits: dict[Arm, Split | None],
+        loads: dict[Arm, MixedLoad],
+    ) -> None:
         base = measured.get(PLAIN)
         for arm, runs in measured.items():
             if not runs:
@@ -169,6 +199,7 @@ class Benchmark:
                 losslessness=None if arm == PLAIN or base is None else self._losslessness(cut, arm, runs, base),
                 split=splits.get(arm),
                 floor=self._floor(cut, arm, runs),
+                mixed=loads.get(arm),
             )
             found = result(cut, arm, runs, None if arm == PLAIN else base, extras)
             self.document.results.append(found)
@@ -245,12 +276,13 @@ class Benchmark:
 
 
 def _open(settings: Settings, inputs: Inputs) -> LLM:
+    arriving = max(map(len, inputs.arriving), default=0)
     return LLM(
         inputs.target,
         tokenizer=inputs.tokenizer,
         drafter=inputs.drafter,
-        max_model_len=max(w.longest for w in inputs.workloads) + settings.output_len,
-        max_rows=max(settings.batch),
+        max_model_len=max(max(w.longest for w in inputs.workloads) + settings.output_len, arriving + ANSWER),
+        max_rows=max(settings.batch) + len(inputs.arriving),
         prompt_budget=settings.prompt_budget,
         graphs=settings.graphs,
         compile=settings.compile,

@@ -73,7 +73,8 @@ class Chart:
 def charts(document: Document) -> list[Chart]:
     """Every chart that the document has figures for. Controlled acceptance is written into each title."""
     with matplotlib.rc_context(_STYLE):
-        return [*_speedups(document), *_acceptance(document), *_latency(document), *_rounds(document), *_maps(document)]
+        drawn = (_speedups, _acceptance, _latency, _mixed, _rounds, _maps)
+        return [chart for draw in drawn for chart in draw(document)]
 
 
 # -- speed
@@ -198,17 +199,44 @@ def _latency(document: Document) -> Iterator[Chart]:
                 colour = _colour(document, r.arm)
                 _curve(axes, r.itl_token_ms, color=colour, label=r.arm)
                 _curve(axes, r.itl_step_ms, color=colour, linestyle="--", linewidth=1)
-            axes.set(xlabel="milliseconds", ylabel="at most so long, %", xscale="log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
-            axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.grid()
-            _legend(axes)
+            _milliseconds(axes)
             caption = (
                 "Solid: per token, the tokens of a round sharing its time. Dashed: per step, how long nothing new comes. "
                 "Further left is better."
             )
             yield Chart(f"latency-{batch}{name.suffix}", axes.get_title(), caption, figure)
+
+
+def _mixed(document: Document) -> Iterator[Chart]:
+    """At the largest batch: where most rows wait for a prompt."""
+    for name, results in _groups(document):
+        shown = [(r, r.mixed) for r in results if r.mixed and r.batch == max(x.batch for x in results if x.mixed)]
+        if not shown:
+            continue
+        r, load = shown[0]
+        figure, axes = _figure(document, f"Steps while prompts arrive, batch {r.batch}{name.title}")
+        for r, load in shown:
+            colour = _colour(document, r.arm)
+            if load.busy_step_ms:
+                _curve(axes, load.busy_step_ms, color=colour, label=r.arm)
+            if load.quiet_step_ms:
+                _curve(axes, load.quiet_step_ms, color=colour, linestyle="--", linewidth=1)
+        _milliseconds(axes)
+        caption = (
+            f"Solid: steps of the running requests beside a prompt of {load.prompt_len:,} tokens that arrived, of which at "
+            f"most {load.prompt_budget:,} are extended between two rounds. Dashed: steps without."
+        )
+        yield Chart(f"mixed{name.suffix}", axes.get_title(), caption, figure)
+
+
+def _milliseconds(axes: Axes) -> None:
+    """Axes and legend of distributions."""
+    axes.set(xlabel="milliseconds", ylabel="at most so long, %", xscale="log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+    axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid()
+    _legend(axes)
 
 
 def _curve(axes: Axes, distribution: Distribution, **style: object) -> None:

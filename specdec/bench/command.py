@@ -57,6 +57,12 @@ def bench(
     synthetic_acceptance: Annotated[
         float | None, typer.Option(help="Force this acceptance length, bonus included.", show_default=False)
     ] = None,
+    mixed: Annotated[
+        str | None,
+        typer.Option(
+            help="Also: prompts of so many tokens, such as 4k, arrive while a batch runs.", show_default=False
+        ),
+    ] = None,
     against: Annotated[str | None, typer.Option(help="An outside baseline: transformers.", show_default=False)] = None,
     latency_target: Annotated[float, typer.Option(help="Milliseconds per token that count as good.")] = 50.0,
     prompt_budget: Annotated[int, typer.Option(help="Prompt tokens between two rounds.")] = 512,
@@ -85,7 +91,7 @@ def bench(
             batch=numbers("batch", batch), k=depths(k), temperatures=reals("temperature", temperature),
             prompts=prompts, input_lens=numbers("input-len", lengths) if lengths else (),
             output_len=output_len, limit=limit, runs=runs, acceptance_length=synthetic_acceptance,
-            random_weights=random_weights, against=against is not None, ignore_eos=ignore_eos,
+            random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
             latency_target_ms=latency_target, prompt_budget=prompt_budget,
             graphs="auto" if graphs is None else graphs, compile="auto" if compile is None else compile,
             dtype=dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
@@ -108,6 +114,15 @@ def compare(
     """Compare two benchmarks: the change of each figure beside its noise."""
     first, second = (_usage(partial(specdec.bench.read_document, path)) for path in (before, after))
     specdec.bench.print_comparison(first, second, _console())
+
+
+def _one_length(text: str | None) -> int | None:
+    if text is None:
+        return None
+    first, *more = numbers("mixed", text)
+    if more:
+        raise ValueError(f"mixed: expected one number of tokens, such as 4k, got {text!r}")
+    return first
 
 
 def _measured(settings: Settings) -> Any:

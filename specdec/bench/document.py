@@ -16,6 +16,7 @@ from specdec.bench.breakeven import BestDepth, BreakEven
 from specdec.bench.environment import Environment
 from specdec.bench.floor import Floor
 from specdec.bench.losslessness import Losslessness
+from specdec.bench.mixed import MixedLoad
 from specdec.bench.split import Split
 from specdec.bench.statistics import Acceptance, Distribution, Interval, Spread
 
@@ -73,6 +74,7 @@ class Result:
     tasks: list[TaskResult]
     preemptions: int
     captures: int
+    mixed: MixedLoad | None
 
     @property
     def arm(self) -> str:

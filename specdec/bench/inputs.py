@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from specdec.bench.mixed import ANSWER, ARRIVALS
 from specdec.bench.settings import Settings
 from specdec.bench.shapes import config_of, random_model
 from specdec.bench.stand import out_of_memory, reason
@@ -25,7 +26,7 @@ CPU_PROMPTS = 7
 class Inputs:
     """target, drafter: models (drafter None where none is measured or memory ran out, then drafter_error says so).
 
-    warnings: what a reader of the figures should know about the prompts.
+    arriving: the prompts that arrive under mixed load. warnings: what a reader of the figures should know about the prompts.
     """
 
     target: PreTrainedModel
@@ -33,6 +34,7 @@ class Inputs:
     drafter: PreTrainedModel | None
     drafter_error: str | None
     workloads: list[Workload]
+    arriving: list[list[int]]
     warnings: list[str]
 
 
@@ -51,7 +53,7 @@ def load_inputs(settings: Settings) -> Inputs:
             drafter_error = reason(error)
     workloads = _random(settings, target) if settings.input_lens else _real(settings, requests, target, tokenizer)
     warnings = list(_warnings(settings, workloads, len(requests)))
-    return Inputs(target, tokenizer, drafter, drafter_error, workloads, warnings)
+    return Inputs(target, tokenizer, drafter, drafter_error, workloads, _arriving(settings, target), warnings)
 
 
 def _warnings(settings: Settings, workloads: list[Workload], asked: int) -> Iterator[str]:
@@ -107,16 +109,26 @@ def _load_drafter(settings: Settings, target: PreTrainedModel, tokenizer: Any) -
 
 
 def _random(settings: Settings, target: PreTrainedModel) -> list[Workload]:
-    positions = max_positions(target)
-    longest = max(settings.input_lens)
-    if positions and longest + settings.output_len > positions:
-        raise ValueError(
-            f"input-len: expected at most {positions - settings.output_len}, the model's positions less the output's, "
-            f"got {longest}"
-        )
+    _check_positions("input-len", max(settings.input_lens), settings.output_len, target)
     vocab_size = target.config.get_text_config().vocab_size
     count = settings.limit or max(settings.batch)
     return [random_workload(n, count, vocab_size, settings.seed) for n in settings.input_lens]
+
+
+def _arriving(settings: Settings, target: PreTrainedModel) -> list[list[int]]:
+    if settings.mixed_len is None:
+        return []
+    _check_positions("mixed", settings.mixed_len, ANSWER, target)
+    vocab_size = target.config.get_text_config().vocab_size
+    return random_workload(settings.mixed_len, ARRIVALS, vocab_size, settings.seed + 1).prompts
+
+
+def _check_positions(option: str, length: int, output: int, target: PreTrainedModel) -> None:
+    positions = max_positions(target)
+    if positions and length + output > positions:
+        raise ValueError(
+            f"{option}: expected at most {positions - output}, the model's positions less the output's, got {length}"
+        )
 
 
 def _real(

@@ -7,7 +7,17 @@ from html import escape
 
 from specdec.bench.charts import FAINT, INK, SERIES, Chart
 from specdec.bench.document import Document, Result
-from specdec.bench.table import NOTES, interval, number, percentiles, spread, tokens_word, wasted
+from specdec.bench.table import (
+    MIXED_COLUMNS,
+    NOTES,
+    interval,
+    mixed_cells,
+    number,
+    percentiles,
+    spread,
+    tokens_word,
+    wasted,
+)
 
 _DARK = (
     "#e5e7eb", "#3f4757",
@@ -55,6 +65,7 @@ def page(document: Document, charts: Sequence[Chart]) -> str:
         _notices(document),
         f'<h2>Charts</h2><div class="charts">{"".join(map(_figure, charts))}</div>' if charts else "",
         _results(document),
+        _mixed(document),
         _tokens(document),
         _break_even(document),
         _setting(document),
@@ -131,6 +142,20 @@ def _results(document: Document) -> str:
     names += ["ms per token 50/90/99 %", "ms per step", f"tok/s within {document.latency_target_ms:g} ms", "round ms"]
     names += ["% of floor", "acceptance length", "wasted", "peak MB", "tokens"]
     return f"<h2>Results</h2>{_table(names, [_row(r) for r in document.results])}" if document.results else ""
+
+
+def _mixed(document: Document) -> str:
+    rows = [
+        [r.arm, str(r.batch), str(r.context), f"{r.temperature:g}", f"{r.mixed.prompt_len:,}", *mixed_cells(r.mixed)]
+        for r in document.results
+        if r.mixed
+    ]
+    names = ["method", "batch", "context", "T", "arriving, tokens", *MIXED_COLUMNS]
+    text = (
+        "Prompts arrive one after another while the batch runs. First token: of those that arrive; the rest: of the "
+        "batch, 50/90/99 %. Chunk: the most prompt tokens between two rounds, of the budget."
+    )
+    return f"<h2>Mixed load</h2><p>{text}</p>{_table(names, rows)}" if rows else ""
 
 
 def _row(r: Result) -> list[str]:

@@ -22,6 +22,7 @@ class Settings:
     None is all, but on a CPU one of each task of the set that ships.
     runs: measured repetitions, after a warm-up.
     acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
+    mixed_len: also measure mixed load, with prompts of so many random tokens arriving while a batch runs.
     against: also measure transformers' generate. latency_target_ms: per token, for goodput.
     prompt_budget, graphs, compile, dtype, device: as LLM has them.
     """
@@ -39,6 +40,7 @@ class Settings:
     runs: int = 3
     acceptance_length: float | None = None
     random_weights: bool = False
+    mixed_len: int | None = None
     against: bool = False
     ignore_eos: bool = False
     latency_target_ms: float = 50.0
@@ -62,8 +64,8 @@ class Settings:
         _at_least("output-len", [self.output_len], 2)  # one token has no latency between tokens
         _at_least("runs", [self.runs], 1)
         _at_least("temperature", self.temperatures, 0)
-        if self.limit is not None:
-            _at_least("limit", [self.limit], 1)
+        for name, value in (("limit", self.limit), ("mixed", self.mixed_len)):
+            _at_least(name, [] if value is None else [value], 1)
         if self.latency_target_ms <= 0:
             raise ValueError(f"latency-target: expected milliseconds above 0, got {self.latency_target_ms:g}")
         self._check_combinations()

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from specdec.bench.stand import Arm, Job, Stand, timed_step
+from specdec.bench.stand import Arm, Job, Stand
+from specdec.bench.steps import StepClock
 from specdec.engine import Engine
 from specdec.sequence import Sequence, Status
 
@@ -116,8 +117,9 @@ def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
 def _on_cpu(engine: Engine, seqs: list[Sequence], seconds: dict[str, float], round_ms: float) -> Split | None:
     """The host is the device and never idle, so the shares are what was found, of the measured round."""
     total, steps = 0.0, 0
+    clock = StepClock(engine, seqs)
     while steps < ROUNDS and not engine.idle:
-        total += timed_step(engine, seqs).seconds
+        total += clock.step().seconds
         steps += 1
     if not steps:
         return None

@@ -10,6 +10,8 @@ import resource
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +19,13 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.bench.controlled import Filled, ForcedLength
+from specdec.bench.steps import StepClock
 from specdec.bench.trace import Run, StepTime, Trace
 from specdec.detokenizer import Detokenizer
 from specdec.draft import LookupDrafter
 from specdec.engine import Engine
 from specdec.llm import AUTO_K
-from specdec.sequence import Sequence, Status
+from specdec.sequence import Sequence
 from specdec.verify import CoupledVerifier
 
 
@@ -135,32 +138,38 @@ class Stand:
 
     def run(self, arm: Arm, job: Job) -> Run:
         """Decode the job once from an empty prefix cache. Raises MethodFailed for whatever goes wrong in it."""
-        engine = self.engine(arm.method)
         seqs = self.sequences(arm, job)
-        engine.reset_prefix_cache()
         reset_peak(self.device)
-        captures = engine.graphs.captures if engine.graphs else 0
-        try:
-            traces, steps, seconds = self._decode(engine, seqs)
-        except Exception as error:
-            raise self.give_up(arm.method, error) from error
-        broken = engine.drafter_error or next((seq.error for seq in seqs if seq.error), None)
-        if broken is not None:
-            raise self.give_up(arm.method, broken) from broken
+        with self.measuring(arm.method, seqs) as engine:
+            captures = engine.graphs.captures if engine.graphs else 0
+            started, clock = time.perf_counter(), StepClock(engine, seqs)
+            traces = [self.submit(engine, seq) for seq in seqs]
+            steps = list[StepTime]()
+            while not engine.idle:
+                steps.append(clock.step())
+            seconds = time.perf_counter() - started
         captures = engine.graphs.captures - captures if engine.graphs else 0
         return Run(traces, steps, seconds, peak_bytes(self.device), captures)
 
-    def _decode(self, engine: Engine, seqs: list[Sequence]) -> tuple[list[Trace], list[StepTime], float]:
+    @contextmanager
+    def measuring(self, method: str, seqs: list[Sequence]) -> Iterator[Engine]:
+        """The engine of a method with nothing cached; what goes wrong within, or with one of `seqs`, is MethodFailed."""
+        engine = self.engine(method)
+        engine.reset_prefix_cache()
         synchronize(self.device)
-        started = time.perf_counter()
-        traces = [Trace(seq.prompt_len, started) for seq in seqs]
-        for seq, trace in zip(seqs, traces, strict=True):
-            tokenizer = self.llm.tokenizer
-            engine.submit(seq, Stopwatch(trace, Detokenizer(tokenizer) if tokenizer is not None else None))
-        steps = []
-        while not engine.idle:
-            steps.append(timed_step(engine, seqs))
-        return traces, steps, time.perf_counter() - started
+        try:
+            yield engine
+        except Exception as error:
+            raise self.give_up(method, error) from error
+        broken = engine.drafter_error or next((seq.error for seq in seqs if seq.error), None)
+        if broken is not None:
+            raise self.give_up(method, broken) from broken
+
+    def submit(self, engine: Engine, seq: Sequence) -> Trace:
+        """Ask for `seq` now; its trace fills while the engine steps."""
+        trace, tokenizer = Trace(seq.prompt_len, time.perf_counter()), self.llm.tokenizer
+        engine.submit(seq, Stopwatch(trace, Detokenizer(tokenizer) if tokenizer is not None else None))
+        return trace
 
     def give_up(self, method: str, error: BaseException) -> MethodFailed:
         """What to report of a method that failed; its engine is given up, its rows and blocks are freed."""
@@ -176,16 +185,6 @@ class Stand:
     def close(self) -> None:
         self._engines.clear()
         self.llm.close()
-
-
-def timed_step(engine: Engine, seqs: list[Sequence]) -> StepTime:
-    """One step of the engine with what it did."""
-    prompt = any(seq.status in (Status.WAITING, Status.EXTENDING) for seq in seqs)
-    rows, emitted = engine.stats.row_rounds, engine.stats.emitted
-    started = time.perf_counter()
-    engine.step()
-    seconds = time.perf_counter() - started
-    return StepTime(seconds, engine.stats.row_rounds - rows, engine.stats.emitted - emitted, prompt)
 
 
 def out_of_memory(error: BaseException) -> bool:

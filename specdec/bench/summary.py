@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from specdec.bench.document import Result, TaskResult
 from specdec.bench.floor import Floor
 from specdec.bench.losslessness import Losslessness
+from specdec.bench.mixed import MixedLoad
 from specdec.bench.split import Split
 from specdec.bench.stand import Arm, Job, rounds_of
 from specdec.bench.statistics import Acceptance, Distribution, Spread, rate, speedup
@@ -38,6 +39,7 @@ class Extras:
     losslessness: Losslessness | None
     split: Split | None
     floor: Floor | None
+    mixed: MixedLoad | None
 
 
 def result(point: Point, arm: Arm, runs: Runs, base: Runs | None, extras: Extras) -> Result:
@@ -71,6 +73,7 @@ def result(point: Point, arm: Arm, runs: Runs, base: Runs | None, extras: Extras
         tasks=by_task(point, runs),
         preemptions=sum(trace.preemptions for trace in traces),
         captures=sum(run.captures for run in flat),
+        mixed=extras.mixed,
     )
 
 

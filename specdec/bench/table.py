@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from specdec.bench.document import Document, Result
+from specdec.bench.mixed import MixedLoad
 from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import Distribution, Interval, Spread
 
+MIXED_COLUMNS = ("first token ms", "ms per token", "ms per step", "beside a prompt", "chunk, tokens")
 NOTES = (
     "× plain: median over runs, 95 % interval over prompts (of one batch: lowest and highest run); decode: steps "
     "without prompt work.",
@@ -25,8 +27,9 @@ def print_results(document: Document, console: Console) -> None:
     if document.label:
         console.print(f"[bold reverse] {document.label} [/] forced: nothing here says how well drafts fit")
     if document.results:
-        for sheet in (_speed, _latency, _drafts, _rounds):
-            sheet(document).show(console)
+        for sheet in (_speed, _latency, _drafts, _rounds, _mixed):
+            if found := sheet(document):
+                found.show(console)
         for note in NOTES:
             console.print(f"[dim]{note}[/]")
         _losslessness(document, console)
@@ -77,6 +80,26 @@ def _rounds(document: Document) -> Sheet:
         share = f"{r.floor.percent:.0f}" if r.floor else ""
         sheet.rows.append([*_where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}"])
     return sheet
+
+
+def _mixed(document: Document) -> Sheet | None:
+    """None where mixed load was not measured."""
+    loads = [(r, r.mixed) for r in document.results if r.mixed]
+    if not loads:
+        return None
+    _, first = loads[0]
+    title = (
+        f"Mixed load, 50 / 90 / 99 %: {first.arrivals} prompts of {first.prompt_len:,} tokens arrive while a batch runs"
+    )
+    sheet = _sheet(title, document, *MIXED_COLUMNS)
+    sheet.rows += [[*_where(document, r), *mixed_cells(load)] for r, load in loads]
+    return sheet
+
+
+def mixed_cells(load: MixedLoad) -> list[str]:
+    """Under MIXED_COLUMNS."""
+    spreads = load.ttft_ms, load.itl_token_ms, load.quiet_step_ms, load.busy_step_ms
+    return [*map(percentiles, spreads), f"{load.largest_chunk:,} of {load.prompt_budget:,}"]
 
 
 def _break_even(document: Document) -> Sheet:

@@ -38,12 +38,17 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step of the engine. rows: that ran in the round it read; prompt: whether any prompt was still being extended."""
+    """One step of the engine. rows: that ran in the round it read; prompt: whether it carries any work on a prompt.
+
+    behind: whether the round that it read stood behind such work; prompt_tokens: that it extended.
+    """
 
     seconds: float
     rows: int
     emitted: int
     prompt: bool
+    behind: bool = False
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)

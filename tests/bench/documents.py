@@ -1,4 +1,4 @@
-"""Documents made by hand, with round figures: what tables, charts, pages and comparisons are tested on."""
+"""Documents made by hand, with round figures, for tables, charts, pages and comparisons; settings for quick benchmarks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ from specdec.bench.document import Document, Failure, Result, TaskResult, Worklo
 from specdec.bench.environment import Environment
 from specdec.bench.floor import Floor
 from specdec.bench.losslessness import Difference, Losslessness
+from specdec.bench.mixed import MixedLoad
+from specdec.bench.settings import Settings
 from specdec.bench.split import Split
 from specdec.bench.statistics import Acceptance, Distribution, Interval, Spread
+
+BASE = Settings(
+    "tiny",
+    methods=("plain",),
+    random_weights=True,
+    input_lens=(13,),
+    output_len=6,
+    runs=2,
+    dtype="float32",
+    device="cpu",
+)
 
 
 def result(method: str, k: int | str = 0, batch: int = 1, speed: float = 1.0, **changes) -> Result:
@@ -29,6 +42,7 @@ def result(method: str, k: int | str = 0, batch: int = 1, speed: float = 1.0, **
         peak_bytes=123_000_000, acceptance=Acceptance.of(rounds, 10 if method == "plain" else 32),
         losslessness=None if method == "plain" else Losslessness("plain", 2, 2, []),
         tasks=[TaskResult("chat", 1, 1.5, 90 * speed), TaskResult("<code>", 1, 3.0, 110 * speed)], preemptions=0, captures=0,
+        mixed=MixedLoad(4096, 4, 512, 512, Distribution.of([90.0, 200.0]), gaps, gaps, Distribution.of([35.0, 41.0])),
     )  # fmt: skip
     return Result(**(fields | changes))
 

@@ -9,26 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from documents import BASE
 from tiny_gguf import write_tiny_gguf
 
 from specdec.bench.benchmark import PLAIN, Benchmark
 from specdec.bench.document import SCHEMA, Document, read_document
-from specdec.bench.settings import Settings
 from specdec.bench.stand import Arm, MethodFailed, Stand
 from specdec.bench.statistics import Spread
 from specdec.llm import AUTO_K
 
 DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
-BASE = Settings(
-    "tiny",
-    methods=("plain",),
-    random_weights=True,
-    input_lens=(13,),
-    output_len=6,
-    runs=2,
-    dtype="float32",
-    device="cpu",
-)
 
 
 def run(**changes) -> Document:

@@ -108,6 +108,8 @@ def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pyte
         ([*TINY, "--methods", "magic"], "methods: expected some of plain, lookup, draft"),
         ([*TINY, "--methods", "draft"], "methods: draft needs --drafter MODEL"),
         ([*TINY, "--runs", "0"], "runs: expected at least 1"),
+        ([*TINY, "--mixed", "1k,2k"], "mixed: expected one number of tokens, such as 4k, got '1k,2k'"),
+        ([*TINY, "--mixed", "0"], "mixed: expected at least 1, got 0"),
         ([*TINY, "--context", "1k"], "--input-len and --context say the same"),
         ([*TINY, "--against", "vllm"], "against: expected transformers, got vllm"),
         ([*TINY, "--json", "/no/such/folder/a.json"], "json: expected a file in a folder that is there"),
@@ -131,6 +133,7 @@ def test_failures_are_one_line_and_status_1(run, tmp_path: Path) -> None:
         (["bench", "m", "--prompts", tmp_path / "none.jsonl"], "none.jsonl"),
         (["bench", "/no/such/model", "--drafter", "/no/such/drafter"], "drafter: unknown model '/no/such/drafter'"),
         ([*TINY, "--drafter", "llama-9b"], "drafter: random-weights: expected one of llama-8b"),
+        ([*TINY, "--mixed", "4k"], "mixed: expected at most 2032, the model's positions less the output's, got 4096"),
         (["bench", "llama-9b", "--random-weights", "--input-len", "4"], "expected one of llama-8b"),
     ]:
         status, out, err = run(*arguments)

@@ -86,7 +86,7 @@ def test_it_fits_a_phone(html: str) -> None:
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in html
     for svg in re.findall(r"<svg[^>]*>", html):
         assert "viewBox" in svg and " width=" not in svg and 'role="img" aria-label="' in svg
-    assert html.count('<div class="scroll"><table>') == html.count("<table>") == 2
+    assert html.count('<div class="scroll"><table>') == html.count("<table>") == 3
 
 
 def test_charts_that_people_want_are_there(html: str) -> None:
@@ -98,6 +98,7 @@ def test_charts_that_people_want_are_there(html: str) -> None:
         "Tokens per round",
         "Time between tokens, batch 1",
         "Time between tokens, batch 8",
+        "Steps while prompts arrive, batch 8",
         "Where a round&#x27;s time goes",
         "Break-even of draft",
     ]
@@ -147,7 +148,7 @@ def test_report_folder_holds_page_pictures_and_document(tmp_path: Path) -> None:
     assert written == tmp_path / "a" / "report" / "index.html" and written.read_text().startswith("<!DOCTYPE html>")
     assert read_document(written.parent / "bench.json") == d
     pictures = sorted(p.name for p in (written.parent / "charts").iterdir())
-    assert len(pictures) == 8 and "speedup.png" in pictures
+    assert len(pictures) == 9 and "speedup.png" in pictures
     assert all((written.parent / "charts" / p).read_bytes().startswith(b"\x89PNG") for p in pictures)
 
 

@@ -29,6 +29,9 @@ def test_tables_say_everything_once() -> None:
         "note mind the <gap>",
         "Break-even",
         "never pays",
+        "Mixed load, 50 / 90 / 99 %: 4 prompts of 4,096 tokens arrive",
+        "90.0/200.0/200.0",
+        "512 of 512",
     ):
         assert words in text
     assert "controlled" not in text and "temp." not in text.replace("temperature", ""), (
@@ -43,7 +46,7 @@ def test_all_identical_is_one_line() -> None:
 
 def test_every_table_carries_the_label() -> None:
     text = shown(print_results, document(controlled=3.4))
-    assert text.count("controlled acceptance 3.4") == 5
+    assert text.count("controlled acceptance 3.4") == 6
 
 
 @pytest.mark.parametrize("width", [140, 100, 80, 50])
