@@ -14,8 +14,10 @@ from torch import Tensor
 
 from specdec.draft import Drafter, ModelDrafter
 from specdec.graphs import RoundGraphs
+from specdec.kernels.logprobs import logprobs
 from specdec.kernels.round import slots
 from specdec.kvpool import KVPool
+from specdec.logprobs import TokenLogprobs, columns, read, width
 from specdec.model import Packed, PagedModel
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
@@ -27,7 +29,10 @@ DEBUG = os.environ.get("SPECDEC_DEBUG", "") == "1"
 
 
 class Listener(Protocol):
-    """Who is told what a sequence emits. An exception of a listener ends its own sequence and no other."""
+    """Who is told what a sequence emits. An exception of a listener ends its own sequence and no other.
+
+    The tokens are not the sequence's yet, but their log-probabilities are, if it asked for them.
+    """
 
     def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
         """New tokens; returns how many of them to keep, and whether the sequence ends there (a stop string)."""
@@ -85,12 +90,28 @@ class EngineStats:
 
 @dataclass(slots=True)
 class Flight:
-    """A launched round that is not read yet: its values on their way to the host, and whose row is whose."""
+    """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose."""
 
     values: Tensor
     event: torch.cuda.Event | None
     seqs: list[Sequence]
     shape: RoundShape
+    logprobs: Tensor | None = None
+
+
+def _send(values: Tensor) -> Tensor:
+    """`values` on their way to the host: to be read once an event behind this call has come."""
+    if not values.is_cuda:
+        return values
+    home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return home.copy_(values, non_blocking=True)
+
+
+def _reported(flight: Flight, b: int, token_ids: list[int]) -> list[TokenLogprobs]:
+    """The log-probabilities of what row b of a round emitted."""
+    params, first = flight.seqs[b].params, columns(flight.shape.logprobs)
+    part = slice(first, None) if params.processed_logprobs else slice(0, first)
+    return read(flight.logprobs[b, : len(token_ids), part].tolist(), token_ids, params.logprobs)
 
 
 class Engine:
@@ -210,10 +231,12 @@ class Engine:
     def _extend_prompts(self) -> None:
         self.rows.flush()
         chunks = self.scheduler.target_chunks()
-        if self._extend(self.target, chunks):
-            self.stats.prompt_tokens += sum(c.end - c.start for c in chunks)
-            for c in chunks:
-                c.seq.target_len = c.end
+        scored = [c for c in chunks if c.seq.unscored]
+        for part in ([c for c in chunks if not c.seq.unscored], scored):
+            if self._extend(self.target, part, scored=part is scored):
+                self.stats.prompt_tokens += sum(c.end - c.start for c in part)
+                for c in part:
+                    c.seq.target_len = c.end
         if not isinstance(self.drafter, ModelDrafter):
             return
         chunks = self.scheduler.drafter_chunks(self.drafter.window)
@@ -225,17 +248,29 @@ class Engine:
             if any(c.seq is seq for c in chunks):
                 self.rows.set_drafter_len(seq.row, seq.drafter_len)
 
-    def _extend(self, model: PagedModel, chunks: list[Chunk]) -> bool:
-        """Run the chunks, ragged and packed, without the head. A failure ends their sequences and no other."""
+    def _extend(self, model: PagedModel, chunks: list[Chunk], scored: bool = False) -> bool:
+        """Run the chunks, ragged and packed, with the head if `scored`. A failure ends their sequences and no other."""
         if not chunks:
             return False
         try:
-            model.extend(self._pack(model, chunks), logits=False)
+            if scored:
+                self._score(model.extend(self._pack(model, chunks), prompt=True), chunks)
+            else:
+                model.extend(self._pack(model, chunks), logits=False)
         except Exception as error:
             for chunk in chunks:
                 self._finish(chunk.seq, "error", error)
             return False
         return True
+
+    def _score(self, logits: Tensor, chunks: list[Chunk]) -> None:
+        """Log-probabilities of the prompts' next tokens, sent home to be read with the output. logits [N, V]."""
+        top, device = width(c.seq.params.prompt_logprobs for c in chunks) or 0, self.rows.device
+        tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
+        tokens = upload(tokens, device).to(device, non_blocking=True)
+        values = _send(logprobs(logits[:, : self.rows.vocab_size], tokens, top))
+        for c, piece in zip(chunks, values.split([c.end - c.start for c in chunks]), strict=True):
+            c.seq.scores = [*(c.seq.scores if c.start else []), piece]
 
     def _pack(self, model: PagedModel, chunks: list[Chunk]) -> Packed:
         lengths = [c.end - c.start for c in chunks]
@@ -322,17 +357,23 @@ class Engine:
             drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, self._wanted)
             tokens = len(seqs) + drafts
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
-        return RoundShape(k, tokens, noise, filters, adjusted=any(s.params.adjusted for s in seqs))
+        return RoundShape(
+            k,
+            tokens,
+            noise,
+            filters,
+            adjusted=any(s.params.adjusted for s in seqs),
+            logprobs=width(s.params.logprobs for s in seqs if not s.params.processed_logprobs),
+            processed_logprobs=width(s.params.logprobs for s in seqs if s.params.processed_logprobs),
+        )
 
     def _send_home(self, result: RoundResult, seqs: list[Sequence], shape: RoundShape) -> Flight:
-        values, event = result.values, None
-        if values.is_cuda:
-            home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            home.copy_(values, non_blocking=True)
+        values, event = _send(result.values), None
+        reported = None if result.logprobs is None else _send(result.logprobs)
+        if result.values.is_cuda:
             event = torch.cuda.Event()
             event.record()
-            values = home
-        return Flight(values, event, seqs, shape)
+        return Flight(values, event, seqs, shape, reported)
 
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
@@ -341,13 +382,16 @@ class Engine:
         n = len(RoundResult.COLUMNS)
         self._wanted = 0
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
-        for seq, values in zip(flight.seqs, rows, strict=True):
+        for b, (seq, values) in enumerate(zip(flight.seqs, rows, strict=True)):
             counts = dict(zip(RoundResult.COLUMNS, values[:n], strict=True))
             self._wanted += counts["num_wanted"]
             if seq.status is Status.FINISHED or seq.cancelled:
                 self.stats.dropped += counts["num_emitted"]
                 continue
-            self._take(seq, counts, values[n : n + counts["num_emitted"]])
+            token_ids = values[n : n + counts["num_emitted"]]
+            if seq.params.logprobs is not None:
+                seq.logprobs += _reported(flight, b, token_ids)
+            self._take(seq, counts, token_ids)
 
     def _take(self, seq: Sequence, counts: dict[str, int], token_ids: list[int]) -> None:
         """Append what a round emitted for `seq`, and end it where it ends."""
@@ -359,6 +403,7 @@ class Engine:
             seq.drafter_len = max(seq.drafter_len, counts["drafter_len"])
         kept, stopped, error = self._tell(seq, token_ids)
         seq.token_ids += token_ids[:kept]
+        del seq.logprobs[len(seq.output_ids) :]
         self._count(seq, counts, kept)
         if error:
             self._finish(seq, "error", error)

@@ -8,17 +8,21 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from specdec.detokenizer import Detokenizer
+from specdec.logprobs import TokenLogprobs
 from specdec.sequence import RequestStats, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text of one sample. token_ids: the tokens of a round, whose last characters may still be held back."""
+    """New text of one sample. token_ids: the tokens of a round, whose last characters may still be held back;
+    logprobs: theirs, if they were asked for.
+    """
 
     text: str
     token_ids: list[int]
     index: int
     finished: bool
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True)
@@ -26,7 +30,8 @@ class Output:
     """One sample of one prompt.
 
     finish_reason: "stop" (end token, stop id or string), "length", "cancelled" or "error", then with `error` set and
-    whatever had been decoded before. seed: decodes this sample again as a request of its own.
+    whatever had been decoded before. seed: decodes this sample again as a request of its own. logprobs: of token_ids;
+    prompt_logprobs: of prompt_token_ids, None for the first of them; None where they were not asked for.
     """
 
     text: str
@@ -38,6 +43,8 @@ class Output:
     seed: int | None
     stats: RequestStats
     error: BaseException | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class Handle:
@@ -137,6 +144,8 @@ class Transcript:
                 seed=seq.seed & ((1 << 64) - 1),
                 stats=seq.stats,
                 error=error,
+                logprobs=None if seq.params.logprobs is None else seq.logprobs,
+                prompt_logprobs=seq.prompt_logprobs,
             )
         )
 
@@ -145,5 +154,9 @@ class Transcript:
         if self.detokenizer:
             end = len(self.detokenizer.text) if finished else self.detokenizer.shown
             new, self._shown = self.detokenizer.text[self._shown : end], max(self._shown, end)
+        logprobs = None
+        if seq.params.logprobs is not None:
+            first = len(seq.output_ids)  # they came before the tokens became the sequence's
+            logprobs = seq.logprobs[first : first + len(token_ids)]
         if new or token_ids or finished:
-            self.handle._deliver(Piece(new, token_ids, seq.index, finished))
+            self.handle._deliver(Piece(new, token_ids, seq.index, finished, logprobs))

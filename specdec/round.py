@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from specdec.draft import Draft, Drafter, DraftRows, as_draft
+from specdec.kernels import Sampling
 from specdec.kernels import round as kernels
 from specdec.kernels.adjust import tally
 from specdec.kernels.columns import Settled
+from specdec.kernels.logprobs import emitted_logprobs, filtered
 from specdec.model import Packed, PagedModel
 from specdec.rows import Rows, RowView
 from specdec.verify import Accepted, Verification, Verifier
@@ -27,7 +29,8 @@ class RoundShape:
 
     tokens: the token bucket, at least the number of rows; the best drafts fill it. None, where the device is the host
     (CPU): exactly the tokens that are wanted, so that nothing is padded. noise, filters: see RowView. adjusted: whether
-    any row wants its logits adjusted.
+    any row wants its logits adjusted. logprobs, processed_logprobs: how many of the likeliest tokens to report beside each
+    emitted one, by the model's own logits, and by what was drawn from; None for no report.
     """
 
     draft_steps: int
@@ -35,6 +38,8 @@ class RoundShape:
     noise: bool
     filters: bool
     adjusted: bool = False
+    logprobs: int | None = None
+    processed_logprobs: int | None = None
 
 
 @dataclass
@@ -44,9 +49,11 @@ class RoundResult:
     values [B, len(COLUMNS) + draft_steps + 1] int64, one tensor so that one copy brings it to the host: first the
     COLUMNS (num_accepted: before a cut at a stop id; num_wanted: drafts there would have been had the bucket held
     them; ran, finished, failed: 0 or 1), then the emitted token ids, padded with -1.
+    logprobs: what `kernels.logprobs.emitted_logprobs` gives for them, one report after the other, if any was asked for.
     """
 
     values: Tensor
+    logprobs: Tensor | None = None
 
     COLUMNS: ClassVar = (
         "num_emitted",
@@ -82,10 +89,12 @@ class Round:
         draft = self._propose(view, running, want, shape.draft_steps)
         num_drafts = grant(draft, running, shape.tokens)
         verification = pack(view, running, draft, num_drafts, self._bucket(running, num_drafts, shape))
-        logits = self.target.extend(verification.packed)
-        logits = view.adjust(logits, verification.packed.positions + 1, draft.token_ids, verification.row)
+        raw = self.target.extend(verification.packed)
+        logits = view.adjust(raw, verification.packed.positions + 1, draft.token_ids, verification.row)
         accepted = self.verifier.accept(logits, verification, draft, view)
-        return self._roll_back(view, verification, draft, accepted)
+        emitted = accepted.token_ids, verification.row, verification.packed.cu_seqlens_q
+        logprobs = self._report(raw, logits, emitted, view.sampling, shape)
+        return RoundResult(self._roll_back(view, verification, draft, accepted), logprobs)
 
     def _propose(self, view: RowView, running: Tensor, want: Tensor, k: int) -> Draft:
         batch = len(want)
@@ -108,7 +117,19 @@ class Round:
         # Only where the device is the host: this look costs nothing there, and padding would cost a row of every layer.
         return max(1, int((num_drafts + running).sum()))
 
-    def _roll_back(self, view: RowView, verification: Verification, draft: Draft, accepted: Accepted) -> RoundResult:
+    def _report(
+        self, raw: Tensor, logits: Tensor, emitted: tuple[Tensor, Tensor, Tensor], sampling: Sampling, shape: RoundShape
+    ) -> Tensor | None:
+        """The log-probabilities that the shape asks for. emitted: token ids [B, k + 1], rows of packed tokens, ends."""
+        reports = []
+        if shape.logprobs is not None:
+            reports.append(emitted_logprobs(raw[:, : self.rows.vocab_size], *emitted, shape.logprobs))
+        if shape.processed_logprobs is not None:
+            left = filtered(logits[:, : self.rows.vocab_size], sampling, emitted[1])
+            reports.append(emitted_logprobs(left, *emitted, shape.processed_logprobs))
+        return torch.cat(reports, 2) if reports else None
+
+    def _roll_back(self, view: RowView, verification: Verification, draft: Draft, accepted: Accepted) -> Tensor:
         """Move the rows past what was emitted. Nothing is copied: rejected KV lies past the end, to be overwritten."""
         settled = Settled(
             token_ids=accepted.token_ids,
@@ -123,7 +144,7 @@ class Round:
         )
         if view.adjustments is not None:
             tally(view.adjustments, view.index, accepted.token_ids, accepted.num_emitted)
-        return RoundResult(kernels.settle(self.rows.state, view, settled))
+        return kernels.settle(self.rows.state, view, settled)
 
 
 def room(view: RowView, draft_steps: int) -> tuple[Tensor, Tensor]:

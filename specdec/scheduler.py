@@ -119,13 +119,14 @@ class Scheduler:
                 copies.append(pair)
         self._extend_keys(seq)
         seq.target_len, seq.drafter_len = known, min(parent.drafter_len, known)
-        seq.num_published = known // table.block_size
+        seq.num_published, seq.scores = known // table.block_size, parent.scores
         return table
 
     def _from_prefix(self, seq: Sequence) -> BlockTable:
         """A table that begins with what is cached of the sequence's tokens."""
         table = self.pool.new_table()
-        table.blocks += self.pool.allocator.lookup(self._extend_keys(seq))
+        if not seq.unscored:
+            table.blocks += self.pool.allocator.lookup(self._extend_keys(seq))
         seq.target_len, seq.drafter_len, seq.num_published = table.num_slots, 0, len(table.blocks)
         return table
 

@@ -7,7 +7,10 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
+from torch import Tensor
+
 from specdec.kvpool import BlockTable
+from specdec.logprobs import TokenLogprobs, read
 from specdec.sampling import SamplingParams, check_bans, sample_seed
 
 _ids = itertools.count()
@@ -82,6 +85,8 @@ class Sequence:
 
     target_len, drafter_len: positions with KV in each model, at most l - 1 (the device may be ahead by one round).
     limit: the most tokens the sequence may reach. parent: the sample whose prompt KV it may fork.
+    logprobs: of the output, where they are asked for; scores: `kernels.logprobs` of the prompt's tokens but the first, in
+    pieces that have reached the host once a round of the sequence has.
     Raises ValueError for more bans than a row has room for.
     """
 
@@ -109,6 +114,8 @@ class Sequence:
         self.keys: list[bytes] = []
         self.num_published = self.num_complete = 0
         self.stats = RequestStats()
+        self.logprobs: list[TokenLogprobs] = []
+        self.scores: list[Tensor] = []
         check_bans(len(self.bans))
 
     def __len__(self) -> int:
@@ -122,6 +129,20 @@ class Sequence:
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end the sequence, the model's own first."""
         return tuple(dict.fromkeys((*self.eos, *self.params.stop_token_ids)))
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for and not all there: then its KV can't come from a cache."""
+        known = sum(map(len, self.scores))
+        return self.params.prompt_logprobs is not None and known < self.prompt_len - 1
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """Of each token of the prompt, None for the first; None where they are not asked for, or not all there."""
+        if self.params.prompt_logprobs is None or self.unscored or not self.stats.rounds:
+            return None
+        values = [row for piece in self.scores for row in piece.tolist()]
+        return [None, *read(values, self.token_ids[1 : self.prompt_len], self.params.prompt_logprobs)]
 
     @property
     def bans(self) -> list[tuple[tuple[int, ...], int]]:

@@ -1,4 +1,4 @@
-"""Tiny models, drafters that are always right or wrong, and what plain decoding gives: shared by the engine's tests."""
+"""Tiny models, drafters that are always right or wrong, what plain decoding gives, a tokenizer: shared by the tests."""
 
 from __future__ import annotations
 
@@ -130,6 +130,23 @@ class Oracle:
             ids[r, : len(known)] = (torch.tensor(known, dtype=torch.long) + self.wrong) % VOCAB
             counts[r] = len(known)
         return ids, counts
+
+
+class Letters:
+    """A tokenizer of one character a token; `broken` is an id that it cannot decode."""
+
+    chat_template = None
+
+    def __init__(self, broken=None):
+        self.broken = broken
+
+    def __call__(self, text, **kwargs):
+        return {"input_ids": [ord(c) - 33 for c in text]}
+
+    def decode(self, ids, skip_special_tokens=True):
+        if self.broken in ids:
+            raise KeyError(self.broken)
+        return "".join(chr(33 + i) for i in ids)
 
 
 DRAFTERS = ("none", "lookup", "same", "near", "random", "right", "wrong")

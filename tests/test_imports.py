@@ -15,7 +15,7 @@ PACKAGE = Path(specdec.__file__).parent
 # Lowest first: a module may import from lower layers and from its own. Names of one layer don't know each other,
 # unless they are written with "<": "a < b" lets b import a.
 LAYERS = [
-    ["kernels", "kvpool", "sampling", "checkpoint < converted < loading", "detokenizer", "prompt_file"],
+    ["kernels", "kvpool", "sampling", "checkpoint < converted < loading", "detokenizer", "logprobs", "prompt_file"],
     ["sequence"],
     ["adjustments < rows"],
     ["model"],

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 import torch
 import transformers
-from support import VOCAB, Oracle, params, plain, tiny
+from support import VOCAB, Letters, Oracle, params, plain, tiny
 
 from specdec import LLM, SamplingParams, generate
 
@@ -26,23 +26,6 @@ EXAMPLE = pathlib.Path(__file__).parent.parent / "examples" / "own_drafter.py"
 @pytest.fixture(scope="module")
 def model():
     return copy.deepcopy(tiny("llama"))
-
-
-class Letters:
-    """A tokenizer of one character a token; `broken` is an id that it cannot decode."""
-
-    chat_template = None
-
-    def __init__(self, broken=None):
-        self.broken = broken
-
-    def __call__(self, text, **kwargs):
-        return {"input_ids": [ord(c) - 33 for c in text]}
-
-    def decode(self, ids, skip_special_tokens=True):
-        if self.broken in ids:
-            raise KeyError(self.broken)
-        return "".join(chr(33 + i) for i in ids)
 
 
 def plain_of(loaded, ids, new):

@@ -34,12 +34,17 @@ def no_reads(monkeypatch):
 @pytest.mark.parametrize("drafter", ["none", "lookup", "same", "near"])
 def test_no_read_inside_a_round(drafter, no_reads):
     e = engine(drafter=drafter, k=3)
-    submit(e, [Request([1, 2, 3, 1, 2, 3, 1], 12, params(temperature=t, seed=1)) for t in (0.0, 1.0)])
+    asked = {"repetition_penalty": 1.3, "min_tokens": 2, "stop_token_ids": (7,), "bad_words": ((1, 2),)}
+    submit(e, [Request([1, 2, 3, 1, 2, 3, 1], 12, params(temperature=t, seed=1, **asked)) for t in (0.0, 1.0)])
     e.step()
     index = torch.tensor([0, 1, -1])  # the last is padding
+    shape = RoundShape(
+        draft_steps=3, tokens=9, noise=True, filters=True, adjusted=True, logprobs=5, processed_logprobs=0
+    )
     for _ in range(3):
-        result = e.round.run(index, RoundShape(draft_steps=3, tokens=9, noise=True, filters=True))
+        result = e.round.run(index, shape)
         assert result.values.shape == (3, 8 + 4)
+        assert result.logprobs.shape == (3, 4, 11 + 1)
 
 
 def test_padding_and_stopped_rows_write_nothing():

@@ -80,14 +80,14 @@ class PagedModel:
         return self.model.get_input_embeddings().weight.device
 
     @overload
-    def extend(self, packed: Packed, *, logits: Literal[True] = True) -> Tensor: ...
+    def extend(self, packed: Packed, *, logits: Literal[True] = True, prompt: bool = False) -> Tensor: ...
     @overload
     def extend(self, packed: Packed, *, logits: Literal[False]) -> None: ...
     @torch.inference_mode()
-    def extend(self, packed: Packed, *, logits: bool = True) -> Tensor | None:
+    def extend(self, packed: Packed, *, logits: bool = True, prompt: bool = False) -> Tensor | None:
         """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`.
 
-        Only forwards with logits use compiled layers: their numbers of tokens are few, those of prompts are not.
+        Only forwards with logits use compiled layers, but those of a `prompt`: their numbers of tokens are not few.
         """
         step = Step(
             packed.slot_mapping,
@@ -96,7 +96,7 @@ class PagedModel:
             packed.cu_seqlens_q,
             packed.max_seqlen_q,
             plan_attention(packed.block_table, packed.seq_lens, packed.cu_seqlens_q, packed.max_seqlen_q),
-            compiled=logits,
+            compiled=logits and not prompt,
         )
         arguments = {"input_ids": packed.token_ids[None], "position_ids": packed.positions[None], "use_cache": False}
         with paged(self.configs, step):
