@@ -87,7 +87,7 @@ def test_requests_that_wait_while_a_step_fails_end_too(model):
         {"stop_token_ids": (2**63,)},
         {"temperature": 1e300},
         {"temperature": 10**400},
-        {"stop": None},
+        {"stop": b"a"},
         {"stop": 3},
         {"stop_token_ids": 5},
         {"stop_token_ids": "ab"},
