@@ -100,6 +100,7 @@ def generate(
         bool | None, typer.Option("--chat/--raw", help="Use the chat template, or not. Default: if there is one.")
     ] = None,
     drafter: Annotated[str, typer.Option(help="lookup, none, or a model as above.")] = "lookup",
+    verifier: Annotated[str, typer.Option(help="coupled, rejection or block.")] = "coupled",
     k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens per round: auto or a number.")] = "auto",
     max_tokens: Annotated[int, typer.Option(help="Tokens to emit at most.")] = 256,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy. Default: the model's own.")] = None,
@@ -132,7 +133,7 @@ def generate(
     if report.stream and (as_json or n > 1):
         raise UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
     with specdec.LLM(
-        model, drafter=None if drafter == "none" else drafter, k=depth, dtype=dtype, device=device,
+        model, drafter=None if drafter == "none" else drafter, verifier=verifier, k=depth, dtype=dtype, device=device,
         max_model_len=max_model_len, max_rows=max_rows, revision=revision, trust_remote_code=trust_remote_code,
     ) as llm:  # fmt: skip
         if n > 1 and not params.resolve(llm.model.generation_config).noise:

@@ -28,7 +28,7 @@ from specdec.rows import Rows
 from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
-from specdec.verify import CoupledVerifier
+from specdec.verify import VERIFIERS
 from specdec.worker import Worker
 
 Prompt = str | list[int]
@@ -41,6 +41,8 @@ class LLM:
 
     model: alias ("smollm2-135m"), hub id, folder, .gguf file, or a loaded transformers model.
     drafter: None, "lookup", a model (any of the above), or an object with `propose(rows, k)` (see specdec.draft).
+    verifier: "coupled" (the output is a function of the seed alone), "rejection" or "block" (its distribution is; a few
+    more drafts are accepted where rows sample). See docs/losslessness.md.
     k: drafts per row and round at most, "auto" for the drafter's usual number. Requests may set their own.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
     graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
@@ -56,6 +58,7 @@ class LLM:
         *,
         tokenizer: Any = None,
         drafter: Any = None,
+        verifier: str = "coupled",
         k: int | str = "auto",
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -72,6 +75,8 @@ class LLM:
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
     ):
+        if verifier not in VERIFIERS:
+            raise ValueError(f"verifier: expected {', '.join(VERIFIERS)}, got {verifier!r}")
         _check_drafter(drafter)  # what needs no weights is said before they are loaded
         _check_k(k, "none")
         check_int("prompt_budget", prompt_budget, 1)
@@ -96,14 +101,14 @@ class LLM:
         try:
             if draft_model is not None:
                 paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled)
-                drafter = ModelDrafter(paged, vocab_size=self.vocab_size)
+                drafter = ModelDrafter(paged, vocab_size=self.vocab_size, keep_q=verifier != "coupled")
             elif kind == "lookup":
                 drafter = LookupDrafter()
         except BaseException:
             target.close()  # the model object must be as it was
             raise
         salt = f"{loaded.source}@{loaded.revision}".encode()
-        self.engine = Engine(target, CoupledVerifier(self.vocab_size), rows, drafter, config, salt)
+        self.engine = Engine(target, VERIFIERS[verifier](self.vocab_size), rows, drafter, config, salt)
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
         self._lock = threading.Lock()
         self._worker = Worker(self.engine, self._fail_all)

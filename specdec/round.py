@@ -106,6 +106,7 @@ class Round:
         try:
             draft = as_draft(self.drafter.propose(rows, k), batch, k)
             draft.token_ids = draft.token_ids.to(want.device, torch.int64, copy=rows.view is not view)
+            draft.log_q = None if draft.log_q is None else draft.log_q.to(want.device, copy=rows.view is not view)
             draft.counts = kernels.legal(draft.token_ids, draft.counts.to(want.device), want, self.target.vocab_size)
         except Exception as error:
             raise DrafterFailed(error) from error

@@ -18,7 +18,7 @@ from specdec.model import PagedModel
 from specdec.rows import Rows
 from specdec.sampling import SamplingParams
 from specdec.sequence import Sequence
-from specdec.verify import CoupledVerifier
+from specdec.verify import VERIFIERS
 
 VOCAB = 97
 COMMON = {
@@ -152,7 +152,7 @@ class Letters:
 DRAFTERS = ("none", "lookup", "same", "near", "random", "right", "wrong")
 
 
-def drafter_of(kind: str, name: str, pool: KVPool, device="cpu"):
+def drafter_of(kind: str, name: str, pool: KVPool, device="cpu", keep_q=False):
     """One of DRAFTERS for the target `name`: same, near, random are draft models."""
     if kind in ("right", "wrong"):
         return Oracle(int(kind == "wrong"))
@@ -165,7 +165,7 @@ def drafter_of(kind: str, name: str, pool: KVPool, device="cpu"):
     }
     if kind not in models:
         return None
-    return ModelDrafter(PagedModel(models[kind]().to(device), pool, "drafter"), vocab_size=VOCAB)
+    return ModelDrafter(PagedModel(models[kind]().to(device), pool, "drafter"), vocab_size=VOCAB, keep_q=keep_q)
 
 
 def engine(
@@ -182,13 +182,15 @@ def engine(
     device="cpu",
     graphs=False,
     compiled=False,
+    verifier="coupled",
 ) -> Engine:
     """An engine over a NaN-poisoned pool."""
     pool = KVPool(blocks, block_size, poison=True)
     target = PagedModel(copy.deepcopy(tiny(name)).to(device), pool, "target", compiled=compiled)
     state = Rows(rows, max_len, block_size, target.device, VOCAB)
     config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs)
-    return Engine(target, CoupledVerifier(VOCAB), state, drafter_of(drafter, name, pool, device), config)
+    proposer = drafter_of(drafter, name, pool, device, keep_q=verifier != "coupled")
+    return Engine(target, VERIFIERS[verifier](VOCAB), state, proposer, config)
 
 
 class Request:

@@ -56,22 +56,27 @@ class Draft:
     """token_ids [B, k] int64; counts [B] int64, how many of a row's drafts are meant.
 
     scores [B, k] float, an estimate of each draft's survival, non-increasing along a row (None: all alike);
-    written [B] int64, positions whose drafter KV this round wrote, from l - 1 on (None: nothing is kept).
+    written [B] int64, positions whose drafter KV this round wrote, from l - 1 on (None: nothing is kept);
+    log_q [B, k, Q] float, log weights that each draft was drawn from with noise of its own round (`specdec.noise`), for
+    verifiers that compare probabilities; tokens past Q had none. None: the drafts are taken as they come, which is exact
+    however they were chosen. A wrong log_q changes the output, and so does a count that looks at the draft it drops.
     """
 
     token_ids: Tensor
     counts: Tensor
     scores: Tensor | None = None
     written: Tensor | None = None
+    log_q: Tensor | None = None
 
 
 @runtime_checkable
 class Drafter(Protocol):
     """`propose(rows, k)` returns a `Draft`, or just `(token_ids [B, k], counts [B])`. k >= 1.
 
-    Wrong drafts cost time and never change the output. `capturable = True` promises that `propose` launches the same
-    device work whatever the tokens are, reads nothing back and changes nothing that it was given, so that it may run inside
-    a CUDA graph. Any other drafter is given copies. One that raises, or returns no draft, is set aside with a warning.
+    Wrong drafts cost time and never change the output (a wrong `log_q` does). `capturable = True` promises that `propose`
+    launches the same device work whatever the tokens are, reads nothing back and changes nothing that it was given, so that
+    it may run inside a CUDA graph. Any other drafter is given copies. One that raises, or returns no draft, is set aside
+    with a warning.
     """
 
     def propose(self, rows: DraftRows, k: int) -> Draft | tuple[Tensor, Tensor]: ...
@@ -93,4 +98,7 @@ def as_draft(proposal: Any, batch: int, k: int) -> Draft:
             raise TypeError(f"propose: expected {name} to be a tensor or None, got {type(value).__name__}")
         if value is not None and tuple(value.shape) != shape:
             raise ValueError(f"propose: expected {name} of shape {shape}, got {tuple(value.shape)}")
+    q = draft.log_q
+    if q is not None and (not isinstance(q, Tensor) or q.dim() != 3 or tuple(q.shape[:2]) != (batch, k)):
+        raise ValueError(f"propose: expected log_q of shape {(batch, k)} + (Q,), got {getattr(q, 'shape', q)}")
     return draft

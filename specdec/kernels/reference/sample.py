@@ -16,6 +16,8 @@ from specdec.kernels.reference.philox import gumbel_of_words, log, noise_words, 
 CHUNK = 128
 MIN_TEMPERATURE = 1e-6
 UNCLAMPED = 2**32 - 2**20
+SMALL = 2048
+"""Vocabularies up to this race in one pass for all rows: one row at a time, the calls would cost more than the work."""
 
 
 class Sampling(NamedTuple):
@@ -98,7 +100,9 @@ def _draw_rows(x: Tensor, peaks: Tensor, parameters: list[_Row], tokens: Tensor)
             continue
         z = x[r] * _inverse(row.temperature, x)
         kept = _survivors(x[r], z, peaks[r], row)
-        if kept is not None and kept.numel() * 8 <= z.numel():
+        if kept is None and z.numel() <= SMALL:
+            kept = _range(z.numel(), z.device)
+        if kept is not None and (z.numel() <= SMALL or kept.numel() * 8 <= z.numel()):
             few.append((row, r, kept, z[kept]))
             continue
         if kept is not None:
