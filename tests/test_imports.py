@@ -15,13 +15,8 @@ PACKAGE = Path(specdec.__file__).parent
 # Lowest first: a module may import from lower layers and from its own. Names of one layer don't know each other,
 # unless they are written with "<": "a < b" lets b import a.
 LAYERS = [
-<<<<<<< HEAD
     ["kernels", "kvpool", "sampling", "checkpoint < converted < loading", "detokenizer", "logprobs", "prompt_file"],
-    ["sequence"],
-=======
-    ["kernels", "kvpool", "sampling", "checkpoint < converted < loading", "detokenizer", "prompt_file"],
     ["sequence", "noise", "distribution"],
->>>>>>> 34730af (Two more verifiers: the ratio test and block verification, by probabilities that an audit can integrate)
     ["adjustments < rows"],
     ["model"],
     ["draft"],

@@ -32,19 +32,12 @@ def no_reads(monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, forbid(name, getattr(torch.Tensor, name)))
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("drafter", ["none", "lookup", "same", "near"])
-def test_no_read_inside_a_round(drafter, no_reads):
-    e = engine(drafter=drafter, k=3)
-    asked = {"repetition_penalty": 1.3, "min_tokens": 2, "stop_token_ids": (7,), "bad_words": ((1, 2),)}
-    submit(e, [Request([1, 2, 3, 1, 2, 3, 1], 12, params(temperature=t, seed=1, **asked)) for t in (0.0, 1.0)])
-=======
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("drafter", ["none", "lookup", "near"])
 def test_no_read_inside_a_round(drafter, verifier, no_reads):
     e = engine(drafter=drafter, k=3, verifier=verifier)
-    submit(e, [Request([1, 2, 3, 1, 2, 3, 1], 12, params(temperature=t, seed=1)) for t in (0.0, 1.0)])
->>>>>>> 34730af (Two more verifiers: the ratio test and block verification, by probabilities that an audit can integrate)
+    asked = {"repetition_penalty": 1.3, "min_tokens": 2, "stop_token_ids": (7,), "bad_words": ((1, 2),)}
+    submit(e, [Request([1, 2, 3, 1, 2, 3, 1], 12, params(temperature=t, seed=1, **asked)) for t in (0.0, 1.0)])
     e.step()
     index = torch.tensor([0, 1, -1])  # the last is padding
     shape = RoundShape(
