@@ -110,6 +110,26 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text, whatever the drafter.")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples per prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be repeated.")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token id; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end token.")] = False,
+    min_tokens: Annotated[int | None, typer.Option(help="Tokens to emit before any may end the text.")] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: fewer tokens of prompt and output.")
+    ] = None,
+    presence_penalty: Annotated[float, typer.Option(help="Taken off logits of tokens in the output.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same for each time that they are in it.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID=NUMBER, added to a token's logit; may be repeated.")
+    ] = None,
+    allowed_token_id: Annotated[list[int] | None, typer.Option(help="Draw only these; may be repeated.")] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Text not to be written; may be repeated.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, of so many more tokens.")
+    ] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt.")] = None,
+    processed_logprobs: Annotated[
+        bool, typer.Option("--processed-logprobs", help="Those of what was drawn from, not of the model's logits.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or cuda:1.")] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output at most, in tokens.")] = None,
@@ -127,8 +147,13 @@ def generate(
     params = _usage(
         specdec.SamplingParams,
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
-        stop=tuple(stop or ()),
+        stop=stop, stop_token_ids=stop_token_id or (), ignore_eos=ignore_eos, min_tokens=min_tokens,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        logit_bias=_biases(logit_bias or []), allowed_token_ids=allowed_token_id, bad_words=bad_word,
+        logprobs=logprobs, prompt_logprobs=prompt_logprobs, processed_logprobs=processed_logprobs,
     )  # fmt: skip
+    if not as_json and (logprobs is not None or prompt_logprobs is not None):
+        raise UsageError("--logprobs and --prompt-logprobs are shown by --json only")
     report = Report(stream=(n == 1 and not as_json) if stream is None else stream, json=as_json)
     if report.stream and (as_json or n > 1):
         raise UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
@@ -166,6 +191,17 @@ def _number_of_drafts(k: str) -> int | str:
     if not k.isdecimal():
         raise UsageError(f"k: expected auto or a number of at least 0, got {k}")
     return int(k)
+
+
+def _biases(options: list[str]) -> dict[int, float]:
+    biases = {}
+    for option in options:
+        token, _, value = option.partition("=")
+        try:
+            biases[int(token)] = float(value)
+        except ValueError as error:
+            raise UsageError(f"logit_bias: expected ID=NUMBER, got {option}") from error
+    return biases
 
 
 def _usage(make: Any, **arguments: Any) -> Any:
@@ -288,6 +324,8 @@ def _plain(output: Output) -> dict[str, Any]:
         "seed": output.seed,
         "error": None if output.error is None else str(output.error),
         "prompt_tokens": len(output.prompt_token_ids),
+        "logprobs": _plain_logprobs(output.logprobs),
+        "prompt_logprobs": _plain_logprobs(output.prompt_logprobs),
         "stats": counts
         | {
             "acceptance_length": stats.acceptance_length,
@@ -296,6 +334,10 @@ def _plain(output: Output) -> dict[str, Any]:
             "decode_s": stats.decode_s,
         },
     }
+
+
+def _plain_logprobs(logprobs: Any) -> list[dict[str, Any] | None] | None:
+    return None if logprobs is None else [entry and entry._asdict() for entry in logprobs]
 
 
 def _hardware(llm: Any) -> dict[str, str]:

@@ -70,6 +70,7 @@ def test_streamed_text_is_the_whole_text(generate) -> None:
 
 
 def test_json_is_one_document_with_everything(generate) -> None:
+    generate("hi")  # which converts the file, and says so if it is the first to ask
     result = generate("hi", "hi hi", "--json", "--temperature", 1, "--seed", 3, "-n", 2)
     assert result.status == 0 and result.err == ""
     document = json.loads(result.out)
@@ -103,6 +104,35 @@ def test_prompts_of_a_file_come_after_those_of_the_command(generate, tmp_path: P
     assert [line for line in result.err.splitlines() if "sample" in line][-1] == "specdec: prompt 4, sample 1"
 
 
+def test_every_parameter_of_decoding_has_its_option(generate) -> None:
+    """Each of them changes what is decoded, or the process would say nothing of it."""
+
+    def ids(*arguments: object) -> list[int]:
+        return json.loads(generate("hi", "--raw", "--json", "--ignore-eos", "--temperature", 0, *arguments).out)[
+            "outputs"
+        ][0]["token_ids"]
+
+    plain = ids()
+    first, last = plain[0], plain[-1]
+    assert first not in ids("--logit-bias", f"{first}=-inf")
+    assert ids("--logit-bias", "3=99", "--logit-bias", "4=50") == [3] * 7
+    assert set(ids("--logit-bias", "3=99", "--logit-bias", "4=50", "--presence-penalty", 60)) == {3, 4}
+    assert set(ids("--logit-bias", "3=99", "--logit-bias", "4=50", "--frequency-penalty", 15)) == {3, 4}
+    assert set(ids("--allowed-token-id", 5, "--allowed-token-id", 6)) <= {5, 6}
+    assert ids("--stop-token-id", last) == plain[: plain.index(last) + 1]
+    assert len(ids("--stop-token-id", first, "--min-tokens", 3)) > 1
+    assert len(set(ids("--repetition-penalty", 9999))) == 7
+
+
+def test_json_has_the_log_probabilities(generate) -> None:
+    result = generate("hi", "--raw", "--json", "--logprobs", 2, "--prompt-logprobs", 0, "--processed-logprobs")
+    output = json.loads(result.out)["outputs"][0]
+    assert [entry["token_id"] for entry in output["logprobs"]] == output["token_ids"]
+    assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in output["logprobs"])
+    assert output["prompt_logprobs"][0] is None
+    assert len(output["prompt_logprobs"]) == output["prompt_tokens"]
+
+
 def test_stop_string_is_left_out(generate) -> None:
     text = json.loads(generate("hi", "--json").out)["outputs"][0]["text"]
     cut = json.loads(generate("hi", "--json", "--stop", text[1:3]).out)["outputs"][0]
@@ -130,6 +160,10 @@ def test_stop_string_is_left_out(generate) -> None:
         (["generate", "m", "hi", "--stop", ""], "stop: expected non-empty strings"),
         (["generate", "m", "hi", "-n", "2", "--stream"], "--stream shows one sample"),
         (["generate", "m", "--prompts", "/no/such/file"], "/no/such/file"),
+        (["generate", "m", "hi", "--logit-bias", "7"], "logit_bias: expected ID=NUMBER, got 7"),
+        (["generate", "m", "hi", "--min-tokens", "-1"], "min_tokens: expected at least 0"),
+        (["generate", "m", "hi", "--repetition-penalty", "0"], "repetition_penalty: expected more than 0"),
+        (["generate", "m", "hi", "--logprobs", "2"], "--logprobs and --prompt-logprobs are shown by --json only"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -55,9 +55,9 @@ def adjust(
     sizes = (batch, *drafts.shape[1:], *drafts.stride())
     words, length = a.bans.shape[1:]
     with on_device(logits):
-        adjust_kernel[(count, triton.cdiv(columns, 2048))](
+        adjust_kernel[(count, triton.cdiv(columns, 1024))](
             logits, out, *where, a.repetition, a.presence, a.frequency, a.counts, a.bias, logits.stride(0), columns,
-            vocab_size, *sizes, BLOCK=2048, num_warps=4, enable_fp_fusion=False,
+            vocab_size, *sizes, BLOCK=1024, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
         ban_kernel[(count,)](
             out, *where, known.all_tokens, a.bans, a.until, columns, known.all_tokens.stride(0), words, *sizes,

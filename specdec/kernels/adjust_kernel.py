@@ -6,18 +6,11 @@ import triton
 import triton.language as tl
 
 from specdec.kernels.columns import BANS, BIAS, PENALTIES
+from specdec.kernels.filter_kernel import row_of
 
 _PENALTIES: tl.constexpr = tl.constexpr(PENALTIES)
 _BIAS: tl.constexpr = tl.constexpr(BIAS)
 _BANS: tl.constexpr = tl.constexpr(BANS)
-
-
-@triton.jit
-def _row_of(rows, t, batch):
-    """The round's row that a row of logits belongs to; padding takes the nearest."""
-    if rows is None:
-        return tl.minimum(t, batch - 1)
-    return tl.minimum(tl.maximum(tl.load(rows + t).to(tl.int64), 0), batch - 1)
 
 
 @triton.jit
@@ -28,7 +21,7 @@ def adjust_kernel(
 ):  # fmt: skip
     """One program per (row of logits, BLOCK columns)."""
     t = tl.program_id(0).to(tl.int64)
-    b = _row_of(rows, t, batch)
+    b = row_of(rows, t, batch)
     row = tl.load(index + b)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = v < columns
@@ -56,7 +49,7 @@ def ban_kernel(
 ):  # fmt: skip
     """One program per row of logits: which of its row's bans the tokens before it complete but for the last one."""
     t = tl.program_id(0).to(tl.int64)
-    b = _row_of(rows, t, batch)
+    b = row_of(rows, t, batch)
     row = tl.load(index + b)
     if (tl.load(flags + row) & _BANS) != 0:
         w = tl.arange(0, BLOCK)
