@@ -42,7 +42,7 @@ _STYLE: Any = {
     "grid.color": FAINT,
     "grid.linewidth": 0.5,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 9,
     "lines.linewidth": 1.6,
 }
 
@@ -179,7 +179,7 @@ def _histogram(document: Document, drafted: list[Result], name: _Group) -> Chart
     axes.set(xlabel="tokens of a round, the bonus token included", ylabel="rounds, %")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
-    _legend(axes)
+    _legend(axes, columns=1)
     caption = "How often a round brought how many tokens (accepted drafts and one more). Plain decoding brings one."
     return Chart(f"histogram{name.suffix}", axes.get_title(), caption, figure)
 
@@ -331,7 +331,7 @@ def _colour(document: Document, arm: str) -> str:
 
 
 def _figure(document: Document, title: str, height: float = 3.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(4.6, height), layout="constrained")
+    figure = Figure(figsize=(4.0, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title + (f"\n{document.label}" if document.label else ""))
     return figure, axes

@@ -7,6 +7,7 @@ from html import escape
 
 from specdec.bench.charts import FAINT, INK, SERIES, Chart
 from specdec.bench.document import Document, Result
+from specdec.bench.statistics import Acceptance
 from specdec.bench.table import (
     MIXED_COLUMNS,
     NOTES,
@@ -14,9 +15,11 @@ from specdec.bench.table import (
     mixed_cells,
     number,
     percentiles,
+    places,
     spread,
     tokens_word,
     wasted,
+    where,
 )
 
 _DARK = (
@@ -43,7 +46,8 @@ p, ul { margin: .5rem 0; }
 figure { margin: 0; padding: .5rem; background: var(--panel); border-radius: .5rem; }
 figure svg { width: 100%%; height: auto; display: block; }
 figcaption { font-size: .85rem; padding: .25rem .5rem; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; background: linear-gradient(to left, var(--page) 2rem, transparent) right / 3rem 100%% no-repeat
+  local, linear-gradient(to left, var(--c1), transparent) right / 1rem 100%% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--c1); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
@@ -111,7 +115,8 @@ def _headline(document: Document) -> str:
                 best[key] = r
     items = "".join(
         f"<li><strong>{r.decode_speedup.value:.2f}×</strong>plain decoding, {escape(r.arm)}, batch {r.batch}"
-        f"{_aside(document, r)}<br>95 % {r.decode_speedup.low:.2f} to {r.decode_speedup.high:.2f}"
+        f"{_aside(document, r)}<br>{r.decode_speedup.low:.2f} to {r.decode_speedup.high:.2f}, "
+        f"{'95 % over prompts' if r.decode_speedup.over == 'prompts' else 'over runs'}"
         f"{f', {escape(document.label)}' if document.label else ''}</li>"
         for r in best.values()
         if r.decode_speedup
@@ -129,8 +134,9 @@ def _aside(document: Document, r: Result) -> str:
 def _notices(document: Document) -> str:
     lines = [f"skipped: {f.method}, batch {f.batch or 'any'}, {f.workload}: {f.reason}" for f in document.failures]
     lines += ["interrupted: the figures are of what was measured until then"] if document.interrupted else []
-    lines += document.warnings
-    return "<ul>" + "".join(f'<li class="bad">{escape(line)}</li>' for line in lines) + "</ul>" if lines else ""
+    items = [f'<li class="bad">{escape(line)}</li>' for line in lines]
+    items += [f"<li>{escape(line)}</li>" for line in document.warnings]
+    return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 def _figure(chart: Chart) -> str:
@@ -138,48 +144,50 @@ def _figure(chart: Chart) -> str:
 
 
 def _results(document: Document) -> str:
-    names = ["method", "batch", "context", "T", "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms"]
-    names += ["ms per token 50/90/99 %", "ms per step", f"tok/s within {document.latency_target_ms:g} ms", "round ms"]
-    names += ["% of floor", "acceptance length", "wasted", "peak MB", "tokens"]
-    return f"<h2>Results</h2>{_table(names, [_row(r) for r in document.results])}" if document.results else ""
+    """Three tables, so that each fits a screen."""
+    good = f"tok/s within {document.latency_target_ms:g} ms"
+    speed = ["decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms", "tokens"]
+    latency = ["ms per token", "ms per step", good, "round ms", "% of floor", "peak MB"]
+    drafts = ["acceptance length", "accepted by position, %", "of all rounds, %", "wasted"]
+    drafted = [r for r in document.results if r.acceptance and r.acceptance.drafted]
+    parts = [
+        ("Speed", speed, [(r, _speed(r)) for r in document.results]),
+        ("Latency (50/90/99 %) and memory", latency, [(r, _latency(r)) for r in document.results]),
+        ("Drafts", drafts, [(r, _drafts(r, r.acceptance)) for r in drafted if r.acceptance]),
+    ]
+    return "".join(f"<h2>{title}</h2>" + _placed(document, names, rows) for title, names, rows in parts if rows)
+
+
+def _placed(document: Document, names: Sequence[str], rows: Sequence[tuple[Result, list[str]]]) -> str:
+    """A table of results, each row beginning with its method and what tells points apart."""
+    cells = [[(place := where(document, r))[-1], *place[:-1], *cells] for r, cells in rows]
+    return _table(["method", *places(document), *names], cells)
+
+
+def _speed(r: Result) -> list[str]:
+    rates = spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)
+    return [*rates, number(r.ttft_ms.p50), tokens_word(r)]
+
+
+def _latency(r: Result) -> list[str]:
+    times = percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)
+    of_round = f"{r.round_ms.median:.2f}" if r.round_ms else ""
+    return [*times, of_round, f"{r.floor.percent:.0f}" if r.floor else "", f"{r.peak_bytes / 1e6:,.0f}"]
+
+
+def _drafts(r: Result, acceptance: Acceptance) -> list[str]:
+    shares = (" ".join(f"{100 * c:.0f}" for c in of[:10]) for of in (acceptance.conditional, acceptance.unconditional))
+    return [f"{acceptance.length:.2f}", *shares, f"{wasted(r):.0%}"]
 
 
 def _mixed(document: Document) -> str:
-    rows = [
-        [r.arm, str(r.batch), str(r.context), f"{r.temperature:g}", f"{r.mixed.prompt_len:,}", *mixed_cells(r.mixed)]
-        for r in document.results
-        if r.mixed
-    ]
-    names = ["method", "batch", "context", "T", "arriving, tokens", *MIXED_COLUMNS]
+    rows = [(r, [f"{r.mixed.prompt_len:,}", *mixed_cells(r.mixed)]) for r in document.results if r.mixed]
+    names = ["arriving, tokens", *MIXED_COLUMNS]
     text = (
         "Prompts arrive one after another while the batch runs. First token: of those that arrive; the rest: of the "
         "batch, 50/90/99 %. Chunk: the most prompt tokens between two rounds, of the budget."
     )
-    return f"<h2>Mixed load</h2><p>{text}</p>{_table(names, rows)}" if rows else ""
-
-
-def _row(r: Result) -> list[str]:
-    drafted = r.acceptance is not None and r.acceptance.drafted > 0
-    return [
-        r.arm,
-        str(r.batch),
-        str(r.context),
-        f"{r.temperature:g}",
-        spread(r.decode_tok_s),
-        interval(r.decode_speedup),
-        spread(r.whole_tok_s),
-        interval(r.whole_speedup),
-        number(r.ttft_ms.p50),
-        percentiles(r.itl_token_ms),
-        percentiles(r.itl_step_ms),
-        number(r.goodput_tok_s),
-        f"{r.round_ms.median:.2f}" if r.round_ms else "",
-        f"{r.floor.percent:.0f}" if r.floor else "",
-        f"{r.acceptance.length:.2f}" if r.acceptance else "",
-        f"{wasted(r):.0%}" if drafted else "",
-        f"{r.peak_bytes / 1e6:,.0f}",
-        tokens_word(r),
-    ]
+    return f"<h2>Mixed load</h2><p>{text}</p>{_placed(document, names, rows)}" if rows else ""
 
 
 def _tokens(document: Document) -> str:
@@ -195,12 +203,15 @@ def _tokens(document: Document) -> str:
 def _break_even(document: Document) -> str:
     if not document.best_depths:
         return ""
-    rows = [
-        [b.method, str(b.batch), str(b.context), f"{b.alpha:g}", str(b.k) if b.k else "none", f"{b.speedup:.2f}"]
-        for b in document.best_depths
-    ]
-    names = ["method", "batch", "context", "acceptance per token", "best k measured", "× plain then"]
-    return f"<h2>Which depth pays</h2><p>From measured round times, for drafts that fit alike.</p>{_table(names, rows)}"
+    alphas = list(dict.fromkeys(b.alpha for b in document.best_depths))
+    loads: dict[tuple[str, int, int], dict[float, str]] = {}
+    for b in document.best_depths:
+        cells = loads.setdefault((b.method, b.batch, b.context), {})
+        cells[b.alpha] = f"k={b.k}, {b.speedup:.2f}×" if b.k else "none"
+    rows = [[method, str(batch), str(c), *(cells[a] for a in alphas)] for (method, batch, c), cells in loads.items()]
+    names = ["method", "batch", "context", *(f"{alpha:g}" for alpha in alphas)]
+    text = "The measured k that gains most and its gain over plain, for drafts of this acceptance per token, all alike."
+    return f"<h2>Which depth pays</h2><p>{text}</p>{_table(names, rows)}"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -48,7 +48,7 @@ def _speed(document: Document) -> Sheet:
     sheet = _sheet("Speed", document, "decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms")
     for r in document.results:
         cells = [spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)]
-        sheet.rows.append([*_where(document, r), *cells, number(r.ttft_ms.p50)])
+        sheet.rows.append([*where(document, r), *cells, number(r.ttft_ms.p50)])
     return sheet
 
 
@@ -57,7 +57,7 @@ def _latency(document: Document) -> Sheet:
     sheet = _sheet("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
     for r in document.results:
         cells = [percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)]
-        sheet.rows.append([*_where(document, r), *cells])
+        sheet.rows.append([*where(document, r), *cells])
     return sheet
 
 
@@ -67,7 +67,7 @@ def _drafts(document: Document) -> Sheet:
         if r.acceptance and r.acceptance.drafted:
             positions = " ".join(f"{100 * c:.0f}" for c in r.acceptance.conditional[:10])
             cells = [f"{r.acceptance.length:.2f}", positions, f"{wasted(r):.0%}", tokens_word(r)]
-            sheet.rows.append([*_where(document, r), *cells])
+            sheet.rows.append([*where(document, r), *cells])
     return sheet
 
 
@@ -78,7 +78,7 @@ def _rounds(document: Document) -> Sheet:
         split = [f"{getattr(r.split, f'{part}_ms'):.2f}" if r.split else "" for part in parts]
         whole = f"{r.round_ms.median:.2f}" if r.round_ms else ""
         share = f"{r.floor.percent:.0f}" if r.floor else ""
-        sheet.rows.append([*_where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}"])
+        sheet.rows.append([*where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}"])
     return sheet
 
 
@@ -92,7 +92,7 @@ def _mixed(document: Document) -> Sheet | None:
         f"Mixed load, 50 / 90 / 99 %: {first.arrivals} prompts of {first.prompt_len:,} tokens arrive while a batch runs"
     )
     sheet = _sheet(title, document, *MIXED_COLUMNS)
-    sheet.rows += [[*_where(document, r), *mixed_cells(load)] for r, load in loads]
+    sheet.rows += [[*where(document, r), *mixed_cells(load)] for r, load in loads]
     return sheet
 
 
@@ -135,10 +135,10 @@ def _title(document: Document) -> str:
 def _sheet(title: str, document: Document, *columns: str) -> Sheet:
     """Its title carries the label, so that no table is quoted without it."""
     title += f" ({document.label})" if document.label else ""
-    return Sheet(title, [*_place(document), "method"], columns)
+    return Sheet(title, [*places(document), "method"], columns)
 
 
-def _place(document: Document) -> Iterable[str]:
+def places(document: Document) -> Iterable[str]:
     """The columns that tell points apart, those that vary and the batch."""
     yield "batch"
     if len({r.workload for r in document.results}) > 1:
@@ -147,9 +147,10 @@ def _place(document: Document) -> Iterable[str]:
         yield "temp."
 
 
-def _where(document: Document, r: Result) -> list[str]:
+def where(document: Document, r: Result) -> list[str]:
+    """Under `places`, and the method."""
     values = {"batch": str(r.batch), "context": str(r.context), "temp.": f"{r.temperature:g}"}
-    return [values[name] for name in _place(document)] + [r.arm]
+    return [values[name] for name in places(document)] + [r.arm]
 
 
 def spread(s: Spread) -> str:
