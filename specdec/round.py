@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from specdec.distribution import log_weights
 from specdec.draft import Draft, Drafter, DraftRows, as_draft
 from specdec.kernels import Sampling
 from specdec.kernels import round as kernels
 from specdec.kernels.adjust import tally
 from specdec.kernels.columns import Settled
-from specdec.kernels.logprobs import emitted_logprobs, filtered
+from specdec.kernels.logprobs import emitted_logprobs
 from specdec.model import Packed, PagedModel
 from specdec.rows import Rows, RowView
 from specdec.verify import Accepted, Verification, Verifier
@@ -126,8 +127,10 @@ class Round:
         if shape.logprobs is not None:
             reports.append(emitted_logprobs(raw[:, : self.rows.vocab_size], *emitted, shape.logprobs))
         if shape.processed_logprobs is not None:
-            left = filtered(logits[:, : self.rows.vocab_size], sampling, emitted[1])
-            reports.append(emitted_logprobs(left, *emitted, shape.processed_logprobs))
+            logits, sampling = logits[:, : self.rows.vocab_size], Sampling(*(x[emitted[1]] for x in sampling))
+            greedy = (sampling.temperature <= 0)[:, None]
+            drawn_from = torch.where(greedy, logits.float(), log_weights(logits, sampling, filters=shape.filters))
+            reports.append(emitted_logprobs(drawn_from, *emitted, shape.processed_logprobs))
         return torch.cat(reports, 2) if reports else None
 
     def _roll_back(self, view: RowView, verification: Verification, draft: Draft, accepted: Accepted) -> Tensor:

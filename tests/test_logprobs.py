@@ -7,7 +7,8 @@ import torch
 from support import VOCAB, Letters, Oracle, params, plain, processed, tiny
 
 from specdec import LLM, SamplingParams
-from specdec.kernels.logprobs import filtered
+from specdec.distribution import log_weights
+from specdec.kernels import Sampling
 from specdec.logprobs import read, width
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
@@ -35,8 +36,9 @@ def expected(output, asked):
         return logits.double().log_softmax(1)
     p = params(asked.temperature, top_k=asked.top_k, presence_penalty=asked.presence_penalty)
     rows = [processed(x[None], ids[: n + i], n, p, ()) for i, x in enumerate(logits)]
-    columns = [torch.tensor([v]) for v in (p.temperature, p.top_k, p.top_p, p.min_p, 0)]
-    return torch.cat([filtered(x, columns, torch.tensor([0])) for x in rows]).double().log_softmax(1)
+    columns = Sampling(*(torch.tensor([v] * len(rows)) for v in (p.temperature, p.top_k, p.top_p, p.min_p, 0)))
+    logits = torch.cat(rows)
+    return (log_weights(logits, columns) if p.temperature else logits).double().log_softmax(1)
 
 
 def check(logprobs, token_ids, want, top):

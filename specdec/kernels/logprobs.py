@@ -1,14 +1,12 @@
-"""Log-probabilities of tokens and of the likeliest ones beside them, and the distribution that a token is drawn from.
+"""Log-probabilities of tokens and of the likeliest ones beside them.
 
-Torch operations of fixed shapes on every device: they are asked for seldom, and cost a pass or a sort of the logits.
+Torch operations of fixed shapes on every device: they are asked for seldom, and cost a few passes over the logits.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-from specdec.kernels.reference.sample import MIN_TEMPERATURE, Sampling
 
 
 def logprobs(logits: Tensor, tokens: Tensor, top: int) -> Tensor:
@@ -38,22 +36,3 @@ def emitted_logprobs(logits: Tensor, token_ids: Tensor, row: Tensor, cu_seqlens_
     table = logprobs(logits, token_ids[row, offset.clamp(0, width - 1)], top)
     at = begin[:-1, None] + torch.arange(width, device=logits.device)
     return table[at.clamp(max=count - 1)]
-
-
-def filtered(logits: Tensor, sampling: Sampling, rows: Tensor) -> Tensor:
-    """[T, V] fp32 logits / temperature, -inf for what top-k, top-p and min-p remove; greedy rows keep their logits.
-
-    rows [T] maps each row of logits to its parameters. See `specdec.kernels.sample.sample`, whose filters these are.
-    """
-    x = logits.float()
-    temperature, top_k, top_p, min_p, _ = (column[rows][:, None] for column in sampling)
-    z = x / temperature.clamp(min=MIN_TEMPERATURE)
-    ordered = x.sort(1, descending=True).values
-    least = ordered.gather(1, (top_k.long() - 1).clamp(0, x.shape[1] - 1))
-    kept = (top_k <= 0) | (x >= least)
-    mass = torch.where((top_k <= 0) | (ordered >= least), ordered / temperature.clamp(min=MIN_TEMPERATURE), -torch.inf)
-    mass = mass.double().softmax(1)
-    inside = ((mass.cumsum(1) - mass) < top_p).sum(1, keepdim=True).clamp(min=1)
-    kept &= (top_p >= 1) | (x >= ordered.gather(1, inside - 1))
-    kept &= z >= z.amax(1, keepdim=True) + min_p.log()
-    return torch.where(temperature > 0, torch.where(kept, z, -torch.inf), x)

@@ -1,12 +1,12 @@
-"""Log-probabilities and filtered distributions against plain formulas."""
+"""Log-probabilities against torch's own."""
 
 import math
 
 import pytest
 import torch
-from test_sample import logits_of, make, plain_filter
+from test_sample import logits_of
 
-from specdec.kernels.logprobs import emitted_logprobs, filtered, logprobs
+from specdec.kernels.logprobs import emitted_logprobs, logprobs
 
 
 @pytest.mark.parametrize("top", [0, 1, 5])
@@ -36,21 +36,3 @@ def test_emitted_tokens_of_a_padded_ragged_round():
     assert got.shape == (3, 3, 5)
     for (b, j), line in zip(((0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)), want, strict=True):
         assert torch.equal(got[b, j], line)
-
-
-@pytest.mark.parametrize("flat", [True, False])
-def test_filters_are_the_samplers(flat):
-    x = logits_of(8, 63, scale=0.5 if flat else 3.0)
-    x[5:] = (x[5:] * 2).round() / 2  # ties
-    params = make(
-        8, [1, 0.7, 0.7, 2, 1, 0.9, 0, 1.3], [0, 7, 0, 0, 70, 5, 3, 9], [1, 1, 0.8, 1, 1, 0.6, 0.3, 0.0],
-        [0, 0, 0, 0.1, 0, 0.02, 0.5, 0],
-    )  # fmt: skip
-    order = torch.tensor([3, 0, 6, 1, 7, 2, 5, 4])
-    got = filtered(x[order], params, order)
-    for line, r in zip(got, order.tolist(), strict=True):
-        t, k, p, m, _ = (float(column[r]) for column in params)
-        z = x[r] / t if t else x[r]
-        kept = plain_filter(x[r], z, int(k), p, m) if t else torch.ones_like(z, dtype=torch.bool)
-        assert torch.equal(line > -math.inf, kept)
-        assert torch.allclose(line[kept], z[kept])
