@@ -7,11 +7,13 @@ import re
 import typing
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from documents import BASE
 from tiny_gguf import write_tiny_gguf
 
+from specdec.bench import schema
 from specdec.bench.benchmark import PLAIN, Benchmark
 from specdec.bench.document import SCHEMA, Document, read_document
 from specdec.bench.stand import Arm, MethodFailed, Stand
@@ -330,6 +332,21 @@ def schema_fields(kind: type) -> set[str]:
             if dataclasses.is_dataclass(part):
                 found |= schema_fields(part)
     return found
+
+
+def test_the_schema_file_is_the_documents() -> None:
+    """Else: python -m specdec.bench.schema > specdec/bench/schema.json"""
+    file = Path(schema.__file__).with_suffix(".json")
+    assert json.loads(file.read_text()) == schema.json_schema()
+
+
+def test_documents_are_as_the_schema_says(everything: Document) -> None:
+    validator = jsonschema.Draft202012Validator(schema.json_schema())
+    value = json.loads(everything.to_json())
+    validator.check_schema(validator.schema)
+    validator.validate(value)
+    value["results"][0]["batch"] = "one"
+    assert [list(error.path) for error in validator.iter_errors(value)] == [["results", 0, "batch"]]
 
 
 def test_every_field_is_documented() -> None:
