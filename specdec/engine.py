@@ -346,6 +346,7 @@ class Engine:
         except DrafterFailed as failure:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
             self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
+            self.scheduler.has_drafter = False  # or rows would wait for KV that nobody writes
             warnings.warn(f"the drafter failed, decoding goes on without it: {_told(failure.error)}", stacklevel=2)
             return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 

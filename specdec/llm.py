@@ -22,7 +22,7 @@ from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose
 from specdec.loading import Loaded, load_model
-from specdec.model import PagedModel, kv_specs
+from specdec.model import PagedModel, device_of, kv_specs
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
 from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
@@ -89,9 +89,9 @@ class LLM:
         self.seed, self._submitted = seed, 0
         kind, draft_model = self._find_drafter(drafter, load)
         self.k = _check_k(k, kind)
-        device = torch.device(self.model.get_input_embeddings().weight.device)
+        device = device_of(self.model)
         self.vocab_size = self.model.config.get_text_config().vocab_size
-        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), _on_gpu("graphs", graphs, device))
+        captured = _on_gpu("graphs", graphs, device)
         compiled = _on_gpu("compile", compile, device)
         models = [m for m in (self.model, draft_model) if m is not None]
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
@@ -104,9 +104,11 @@ class LLM:
                 drafter = ModelDrafter(paged, vocab_size=self.vocab_size, keep_q=verifier != "coupled")
             elif kind == "lookup":
                 drafter = LookupDrafter()
+            captured = captured and _can_be_captured(graphs, target, drafter)
         except BaseException:
             target.close()  # the model object must be as it was
             raise
+        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), captured)
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, VERIFIERS[verifier](self.vocab_size), rows, drafter, config, salt)
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
@@ -248,7 +250,12 @@ class LLM:
         if isinstance(drafter, Drafter):
             return "own", None
         try:
-            loaded = load(drafter, dtype=self.model.dtype, device=self.model.device)
+            where = (
+                {}
+                if isinstance(drafter, PreTrainedModel)
+                else {"dtype": self.model.dtype, "device": device_of(self.model)}
+            )
+            loaded = load(drafter, **where)
         except ValueError as error:
             raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
         check_vocabulary(self.model, loaded.model, self.tokenizer, loaded.tokenizer)
@@ -411,6 +418,17 @@ def _on_gpu(name: str, wish: bool | str, device: torch.device) -> bool:
     if wish and name == "graphs" and device.type != "cuda":
         raise ValueError(f"graphs: CUDA graphs need a GPU, the model is on {device}")
     return wish
+
+
+def _can_be_captured(wish: bool | str, target: PagedModel, drafter: Any) -> bool:
+    """Whether rounds can be CUDA graphs with these models. Raises ValueError if they can't and it was asked for."""
+    models = [target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
+    reasons = [m.slow for m in models if m.slow] or [
+        f"the drafter is on {m.device}, the target on {target.device}" for m in models if m.device != target.device
+    ]
+    if reasons and wish is True:
+        raise ValueError(f"graphs: {reasons[0]}; leave graphs out")
+    return not reasons
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

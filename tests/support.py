@@ -51,6 +51,7 @@ CONFIGS = {
 
 
 @functools.lru_cache(None)
+@torch.inference_mode(False)  # whichever test comes first: others compute gradients
 def tiny(name: str = "llama", seed: int = 0, noise: float = 0.0, layers: int = 2) -> transformers.PreTrainedModel:
     """A random model with weights large enough that a wrong mask shows. noise: perturb it, for a near drafter."""
     torch.manual_seed(seed)

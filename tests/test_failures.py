@@ -190,6 +190,16 @@ def test_a_broken_drafter_costs_speed_and_nothing_else(kind, lag, after):
     assert e.drafter_error is not None
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_no_request_waits_for_a_draft_model_that_broke(lag, monkeypatch):
+    e = engine(drafter="near", k=3, lag=lag)
+    run(e, good())
+    monkeypatch.setattr(e.draft_model, "extend", lambda packed, logits=True: None)
+    with pytest.warns(UserWarning, match="the drafter failed, decoding goes on without it"):
+        run(e, good())
+        run(e, [Request(prompt) for prompt in ([5, 6, 7] * 5, [9] * 11)])
+
+
 ODD = {
     "nested lists": lambda rows, k: ([[1] * k] * len(rows.lengths), [k] * len(rows.lengths)),
     "floats": lambda rows, k: (zeros(rows, k)[0].float(), zeros(rows, k)[1].float()),

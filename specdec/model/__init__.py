@@ -1,6 +1,8 @@
 """Hugging Face models on paged KV."""
 
-from specdec.model.paged import Packed, PagedModel, kv_specs
+from specdec.model.packed import Packed
+from specdec.model.paged import PagedModel, kv_specs
+from specdec.model.placement import device_of
 from specdec.model.taps import Taps
 
-__all__ = ["Packed", "PagedModel", "Taps", "kv_specs"]
+__all__ = ["Packed", "PagedModel", "Taps", "device_of", "kv_specs"]

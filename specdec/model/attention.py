@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
 
-from specdec.kernels import AttentionPlan, paged_attention, store_kv
+from specdec.kernels import AttentionPlan, paged_attention, plan_attention, store_kv
 from specdec.kvpool import KVSpec
 
 NAME = "specdec_paged"
@@ -42,6 +42,18 @@ class Step:
     compiled: bool = False
     calls: int = 0
     ordinals: dict[nn.Module, int] = field(default_factory=dict)
+    elsewhere: dict[torch.device, Step] = field(default_factory=dict)
+
+    def on(self, device: torch.device) -> Step:
+        """The step for a layer on `device`, copied there once a forward."""
+        if self.slot_mapping.device == device:
+            return self
+        if device not in self.elsewhere:
+            table, lens, ends = (t.to(device) for t in (self.block_table, self.seq_lens, self.cu_seqlens_q))
+            plan = plan_attention(table, lens, ends, self.max_seqlen_q)
+            slots = self.slot_mapping.to(device)
+            self.elsewhere[device] = Step(slots, table, lens, ends, self.max_seqlen_q, plan)
+        return self.elsewhere[device]
 
 
 @dataclass(slots=True)
@@ -69,13 +81,14 @@ _turn = threading.Lock()
 """One paged forward at a time in a process, because the models' configs are switched for it."""
 
 
-def _current() -> Step | Recording | None:
+def _current() -> Any:
+    """A Step, a Recording, or another route's own record of its forward; None outside of a paged forward."""
     return getattr(_here, "step", None)
 
 
 def in_step() -> bool:
     """Whether a paged forward is running in this thread; compiled code runs in no other."""
-    return torch.compiler.is_compiling() or isinstance(_current(), Step)
+    return torch.compiler.is_compiling() or not isinstance(_current(), Recording | None)
 
 
 def in_compiled_step() -> bool:
@@ -85,8 +98,8 @@ def in_compiled_step() -> bool:
 
 
 @contextmanager
-def paged(configs: Sequence[PreTrainedConfig], step: Step | Recording) -> Iterator[None]:
-    """Within it, models whose configs are `configs` attend through `step`. Other threads wait for their turn."""
+def paged(configs: Sequence[PreTrainedConfig], step: Any) -> Iterator[None]:
+    """Within it `step` is current, and models of these configs attend through it. Other threads wait for their turn."""
     if _current() is not None:
         raise RuntimeError("a paged forward is running already in this thread; run one at a time")
     with _turn:
@@ -187,6 +200,7 @@ def attend(
     if not isinstance(step, Step):
         raise RuntimeError(f"a model was set to {NAME!r} outside of a paged forward")
     step.calls += 1
+    step = step.on(q.device)
     store_kv(k, v, k_cache, v_cache, step.slot_mapping)
     return paged_attention(  # type: ignore[return-value]
         q,

@@ -6,78 +6,63 @@ sequences, rounds and blocks are the business of others.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.kernels import plan_attention
 from specdec.kvpool import KVPool, KVSpec
-from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, take_turns, window_of
+from specdec.model.attention import take_turns
 from specdec.model.fusion import Fused, LinearWatch, fuse_linears
+from specdec.model.hooked import HookedRoute
 from specdec.model.layers import CompiledLayers, decoder_layers
+from specdec.model.packed import Packed
+from specdec.model.placement import device_of, is_spread
+from specdec.model.probe import Route, route_of
 from specdec.model.products import Product
 from specdec.model.taps import Taps
 
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "global", "local"}
-
-
-@dataclass(slots=True)
-class Packed:
-    """Tokens of R sequences, one after another. N may exceed cu_seqlens_q[-1]; what lies past it is padding.
-
-    token_ids, positions [N] int64; slot_mapping [N] int64, -1 writes nothing; block_table [R, M] int32, -1 unused;
-    seq_lens [R] int32, the new tokens included; cu_seqlens_q [R + 1] int32; max_seqlen_q bounds a sequence's tokens.
-    """
-
-    token_ids: Tensor
-    positions: Tensor
-    slot_mapping: Tensor
-    block_table: Tensor
-    seq_lens: Tensor
-    cu_seqlens_q: Tensor
-    max_seqlen_q: int
+_in_use: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
 
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 
     fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py).
-    Raises ValueError for a model that paging can't serve: recurrent or convolution state, no AttentionInterface.
+    Raises ValueError for a model that paging can't serve, with the reason (probe.py).
     """
 
     def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
-        if any(vars(module).get("specdec_kv") is not None for module in model.modules()):
+        if model.base_model in _in_use:
             raise ValueError(
                 f"model: this {type(model).__name__} object is in use by another LLM; close that one first"
             )
         self.model, self.pool, self.name = model, pool, name
-        self.configs = configs_of(model)
+        self.device = device_of(model)
+        self.route = route_of(model)
         with LinearWatch(model) as watch:
-            self._calls = record(model)
+            specs = record(self.route)
         fused = fuse_linears(watch.groups()) if fuse else []
         self.products: list[Fused | Product] = [*fused, *self._others(watch, fused)]
-        self.layers = CompiledLayers(model) if compiled else None
+        self.slow = self._slow()
+        self.layers = CompiledLayers(model) if compiled and not self.slow else None
         self._taps: list[Taps] = []
         self._turns = take_turns(model.base_model)
         if self.layers:
             self.layers.attach()
         weight = model.get_input_embeddings().weight
         self._kind, self._addresses = (weight.dtype, weight.device), [w.data_ptr() for w in model.parameters()]
-        caches = pool.add_model(name, [spec for _, spec in self._calls])
-        self._attach(caches)
+        self.route.attach(pool.add_model(name, specs))
+        _in_use.add(model.base_model)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the token embedding: ids past it must not reach the model."""
         return self.model.get_input_embeddings().weight.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.get_input_embeddings().weight.device
 
     @overload
     def extend(self, packed: Packed, *, logits: Literal[True] = True, prompt: bool = False) -> Tensor: ...
@@ -88,36 +73,19 @@ class PagedModel:
         """Run the packed tokens, writing their KV; [N, vocab] logits of every token, or nothing with `logits=False`.
 
         Only forwards with logits use compiled layers, but those of a `prompt`: their numbers of tokens are not few.
+        Where the tokens are on another device than the model, they go there and the logits come back.
         """
-        step = Step(
-            packed.slot_mapping,
-            packed.block_table,
-            packed.seq_lens,
-            packed.cu_seqlens_q,
-            packed.max_seqlen_q,
-            plan_attention(packed.block_table, packed.seq_lens, packed.cu_seqlens_q, packed.max_seqlen_q),
-            compiled=logits and not prompt,
-        )
-        arguments = {"input_ids": packed.token_ids[None], "position_ids": packed.positions[None], "use_cache": False}
-        with paged(self.configs, step):
-            if logits:
-                out = self.model(**arguments).logits[0]
-            else:
-                self.model.base_model(**arguments)
-                out = None
-        if step.calls != len(self._calls):
-            raise RuntimeError(
-                f"{type(self.model).__name__}: expected {len(self._calls)} paged attention calls in a forward, got "
-                f"{step.calls}; did something else set the model's attention implementation?"
-            )
-        return out
+        out = self.route.run(packed.to(self.device), logits, compiled=logits and not prompt)
+        return None if out is None else out.to(packed.token_ids.device)
 
     def tap(self, layers: Iterable[int]) -> Taps:
         """Note the hidden states after decoder layers `layers` in every later `extend`, until the taps are closed.
 
         Tap before the first round where rounds are CUDA graphs: a graph holds what was there when it was captured.
-        Raises ValueError for a number that is no layer's.
+        Raises ValueError for a number that is no layer's, and for a model whose forwards are not packed.
         """
+        if not isinstance(self.route, HookedRoute):
+            raise ValueError(f"layers: {type(self.model).__name__} runs {self.route.name}, its states can't be tapped")
         taps = Taps(decoder_layers(self.model), layers)
         self._taps.append(taps)
         return taps
@@ -144,13 +112,24 @@ class PagedModel:
             taps.close()
         for hook in self._turns:
             hook.remove()
-        for module in {module for module, _ in self._calls}:
-            del module.specdec_kv
+        self.route.detach()
+        _in_use.discard(self.model.base_model)
         if self.layers:
             self.layers.detach()
         for product in self.products:
             product.detach()
         self.pool.remove_model(self.name)
+
+    def _slow(self) -> str | None:
+        """Why forwards can't be compiled or be part of a CUDA graph, None if they can; said once, as a warning."""
+        why = None
+        if not self.route.capturable:
+            why = f"{type(self.model).__name__} runs {self.route.name}: each layer copies its KV out of the blocks"
+        elif is_spread(self.model):
+            why = f"the weights of {type(self.model).__name__} are not all on one device"
+        if why:
+            warnings.warn(f"model: {why}; slower, and without CUDA graphs (docs/models.md)", stacklevel=3)
+        return why
 
     def _others(self, watch: LinearWatch, fused: list[Fused]) -> list[Product]:
         """The linear modules that were not fused: their products are ours too."""
@@ -160,45 +139,16 @@ class PagedModel:
             product.attach()
         return products
 
-    def _attach(self, caches: list[tuple[Tensor, Tensor]]) -> None:
-        layers: dict[nn.Module, LayerKV] = {}
-        for (module, _), cache in zip(self._calls, caches, strict=True):
-            layers.setdefault(module, LayerKV([], window_of(module))).caches.append(cache)
-        for module, layer in layers.items():
-            module.specdec_kv = layer  # type: ignore[assignment]
-
 
 def kv_specs(model: PreTrainedModel) -> list[KVSpec]:
-    """The KV tensors that `model` needs, one per attention call of a forward; to size a pool before making it."""
-    return [spec for _, spec in record(model)]
+    """The KV tensors that `model` needs, one per attention call of a forward; to size a pool before making it.
+
+    Raises ValueError for a model that paging can't serve, with the reason.
+    """
+    return record(route_of(model))
 
 
 @torch.inference_mode()
-def record(model: PreTrainedModel) -> list[tuple[nn.Module, KVSpec]]:
-    """Run one token through `model`, noting each attention call. Raises ValueError where paging would be wrong."""
-    _refuse_stateful(model)
-    recording, device = Recording(), model.get_input_embeddings().weight.device
-    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    with paged(configs_of(model), recording):
-        model(input_ids=one, position_ids=one, use_cache=False)
-    if not recording.calls:
-        raise ValueError(f"model: {type(model).__name__} does not attend through transformers' AttentionInterface")
-    return recording.calls
-
-
-def configs_of(model: PreTrainedModel) -> list:
-    """Every config object in the model: each layer looks up its attention by the one that it holds."""
-    found = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "_attn_implementation")}
-    return list(found.values())
-
-
-def _refuse_stateful(model: PreTrainedModel) -> None:
-    name, config = type(model).__name__, model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if getattr(model, "_is_stateful", False) or kinds:
-        kind = ", ".join(sorted(kinds)) or "recurrent"
-        raise ValueError(
-            f"model: {name} has {kind} layers, whose state can't be rolled back by truncating a block table"
-        )
-    if not model._can_set_attn_implementation():
-        raise ValueError(f"model: {name} does not attend through transformers' AttentionInterface ({NAME})")
+def record(route: Route) -> list[KVSpec]:
+    """What a forward stores; see the routes."""
+    return route.record()
