@@ -89,11 +89,19 @@ def _bits(words, j):
 
 
 @triton.jit
+def _place(pos, PAGE: tl.constexpr):
+    """(entry of the block table, offset in the block) of positions, none negative: unsigned division takes less."""
+    pos = pos.to(tl.uint32)
+    return (pos // PAGE).to(tl.int32), (pos % PAGE).to(tl.int32)
+
+
+@triton.jit
 def _tiles(
     acc, m, l, ids, q, qpos, words, first, last, q_from, stop, is_tree, scale, factor, softcap, slopes, window,
     K, V, TABLE, last_page, sk_b, sk_t, sv_b, sv_t,
     D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Fold key tiles [first, last) into (acc, m, l). `ids` are the block ids of the next tile's keys.
 
@@ -101,12 +109,16 @@ def _tiles(
     pipeline a stage. Ids are clamped to the last block in use, so the table is never read past it.
     """
     n, d, dv = tl.arange(0, BLOCK_N), tl.arange(0, q.shape[1]), tl.arange(0, acc.shape[1])
+    k_column, v_column = K + d[None, :], V + dv[None, :]
     for tile in tl.range(first, last):
         pos = tile * BLOCK_N + n
-        block, offset = ids.to(tl.int64), pos % PAGE
-        ids = tl.load(TABLE + tl.minimum((pos + BLOCK_N) // PAGE, last_page))
-        k_at = K + (block * sk_b + offset * sk_t)[:, None] + d[None, :]
-        v_at = V + (block * sv_b + offset * sv_t)[:, None] + dv[None, :]
+        block = ids if NARROW else ids.to(tl.int64)
+        _, offset = _place(pos, PAGE)
+        entry, _ = _place(pos + BLOCK_N, PAGE)
+        ids = tl.load(TABLE + tl.minimum(entry, last_page))
+        k_row = block * sk_b + offset * sk_t
+        v_row = k_row if ALIKE else block * sv_b + offset * sv_t
+        k_at, v_at = k_column + k_row[:, None], v_column + v_row[:, None]
         if MASKED:  # values too: a weight of 0 does not silence a NaN
             k = tl.load(k_at, mask=(pos < stop)[:, None] & (d < D)[None, :], other=0.0)
             v = tl.load(v_at, mask=(pos < stop)[:, None] & (dv < DV)[None, :], other=0.0)
@@ -123,8 +135,10 @@ def _tiles(
         if MASKED:
             s = tl.where(_seen(pos, qpos, q_from, stop, words, window, is_tree, CAUSAL, WINDOW), s, EMPTY)
         m_new = tl.maximum(m, tl.max(s, 1))
-        low = tl.where(m_new == EMPTY, 0.0, m_new) * -factor
-        decay = tl.exp2(tl.fma(m, factor, low))
+        safe = tl.where(m_new == EMPTY, 0.0, m_new)
+        low = safe * -factor
+        # Not as p is: 1 to the bit where a tile has nothing for a row, which must come out as if the tile were not there.
+        decay = tl.exp2((m - safe) * factor)
         p = tl.exp2(tl.fma(s, tl.broadcast_to(factor[:, None], s.shape), tl.broadcast_to(low[:, None], s.shape)))
         l = tl.fma(l, decay, tl.sum(p, 1))
         p = p.to(tl.float32) if UPCAST else p.to(q.dtype)
@@ -261,7 +275,7 @@ def _item(
     sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
     H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr,
+    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One item, as loaded by _load_item, for one KV head."""
     row, q_start, q_len, kv_len, q_tile, first, last, slot, pair = item
@@ -306,8 +320,9 @@ def _item(
     table = TABLE + row.to(tl.int64) * s_table
     last_page = tl.minimum(tl.cdiv(stop, PAGE), table_width) - 1
     n = tl.arange(0, BLOCK_N)
+    entry, _ = _place(first * BLOCK_N + n, PAGE)
     ids = tl.load(
-        table + tl.minimum((first * BLOCK_N + n) // PAGE, last_page),
+        table + tl.minimum(entry, last_page),
         mask=n < tl.where(first < last, BLOCK_N, 0),
         other=0,
     )
@@ -321,7 +336,7 @@ def _item(
         acc, m, l, ids = _tiles(
             acc, m, l, ids, q, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
             k_head, v_head, table, last_page, sk_b, sk_t, sv_b, sv_t,
-            D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, UPCAST,
+            D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, ALIKE, NARROW, UPCAST,
         )  # fmt: skip
 
     lse = tl.where(l == 0.0, EMPTY, m * factor + tl.log2(tl.where(l == 0.0, 1.0, l)))
@@ -348,7 +363,7 @@ def _item(
                     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "total_tokens", "table_width", "s_table", "s_tree"])
 def attention_kernel(
     Q, K, V, O, LSE, HEAD, ITEMS, PAIRS, PARTIAL_O, PARTIAL_LSE, COUNTERS, TABLE,
     SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
@@ -356,11 +371,14 @@ def attention_kernel(
     sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
     H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, UPCAST: tl.constexpr, PERSISTENT: tl.constexpr,
+    TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr, UPCAST: tl.constexpr,
+    PERSISTENT: tl.constexpr,
 ):  # fmt: skip
     """One program per item and KV head, or PERSISTENT: fewer programs, which share a table of unknown length.
 
-    FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does.
+    FUSED: the program that finishes a split's last part also reduces it; otherwise `reduce_kernel` does. ALIKE: K and V have
+    the same strides. NARROW: no element of a head lies 2^31 or more from its first one. Both make addresses cheaper,
+    which are else two fifths of the loop's instructions.
     """
     works = tl.load(HEAD + NUM_ITEMS) * H_KV
     if PERSISTENT:
@@ -371,7 +389,8 @@ def attention_kernel(
                 TABLE, SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
                 scale, softcap, window, table_width, s_table, s_tree,
                 sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
-                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
+                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, ALIKE, NARROW,
+                UPCAST,
             )  # fmt: skip
     else:  # without the loop the compiler needs a quarter fewer registers
         work = tl.program_id(0).to(tl.int64)
@@ -382,6 +401,7 @@ def attention_kernel(
                 TABLE, SINKS, SLOPES, TREE, K_SCALE, V_SCALE,
                 scale, softcap, window, table_width, s_table, s_tree,
                 sq_t, sq_h, sk_b, sk_t, sk_h, sv_b, sv_t, sv_h, so_t, so_h,
-                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, UPCAST,
+                H_KV, G, D, DV, D_PAD, DV_PAD, PAGE, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, TREE_WORDS, FUSED, ALIKE, NARROW,
+                UPCAST,
             )  # fmt: skip
     _clear_padding(HEAD, O, LSE, SINKS, total_tokens, so_t, so_h, H_KV * G, DV, DV_PAD, BLOCK_M)

@@ -20,14 +20,18 @@ class Config(NamedTuple):
     fused: bool  # splits are reduced by the program that ends last, not by a second kernel
 
 
-# By padded head dim: up to 16 query rows, up to 64, more. 17 to 64 rows share the 64-row tile, the smallest of wgmma: a
-# 32-row one was slower at 32 rows than that one at 64.
+# By padded head dim: up to 16 query rows, up to 64, more. 17 rows and more share the 64-row tile, the smallest of wgmma: a
+# 32-row one was slower at 32 rows than that one at 64, and prompts gain from two of them per multiprocessor.
 _LARGE = {
-    64: (Config(16, 128, 4, 3, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 128, 8, 2, 2, False)),
-    128: (Config(16, 64, 4, 3, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 64, 8, 3, 1, False)),
+    64: (Config(16, 128, 4, 4, 2, True), Config(64, 64, 4, 3, 2, False), Config(128, 128, 8, 2, 2, False)),
+    128: (Config(16, 128, 4, 3, 1, True), Config(64, 128, 4, 3, 1, False), Config(64, 64, 4, 3, 2, False)),
     256: (Config(16, 32, 4, 3, 2, True), Config(64, 32, 8, 3, 2, False), Config(128, 32, 8, 2, 1, False)),
     512: (Config(16, 16, 8, 3, 2, True),) * 3,
 }
+
+# Where there is a sequence and KV head for every multiprocessor, little is split: smaller tiles, more of them at a time, and
+# no second kernel for the few splits that there are. Up to 16 query rows, up to 64.
+CROWDED = {128: (Config(16, 64, 4, 4, 2, True), Config(64, 64, 4, 3, 1, True))}
 
 # For 99 KB of shared memory, and where no instruction multiplies from shared memory, so that tiles live in registers.
 _SMALL = {
@@ -48,7 +52,7 @@ _FP32 = {
 # Where all keys of the batch are this few, time is latency: two small tiles of rows beat one large one, though keys are
 # then read twice, and one worker per multiprocessor leaves no second wave.
 FEW_KEYS = 2048
-_FEW = {64: Config(16, 128, 4, 3, 1, True), 128: Config(16, 64, 4, 3, 1, True)}
+FEW = {64: Config(16, 128, 4, 3, 1, True), 128: Config(16, 64, 4, 3, 1, True)}
 
 TABLES = {"large": _LARGE, "small": _SMALL, "fp32": _FP32}
 
@@ -62,17 +66,20 @@ def table_name(dtype: torch.dtype, shared_memory: int) -> str:
     return "large" if shared_memory >= LARGE_MEMORY else "small"
 
 
-def config_for(rows: int, keys: int, dim: int, dtype: torch.dtype, shared_memory: int) -> Config:
+def config_for(rows: int, keys: int, crowded: bool, dim: int, dtype: torch.dtype, shared_memory: int) -> Config:
     """The configuration for up to `rows` query rows of a sequence, at head dim `dim`. Raises ValueError above 512.
 
-    keys: how many the batch has at most, all its block tables full.
+    keys: how many the batch has at most, all its block tables full. crowded: whether its sequences x KV heads are as many
+    as there are multiprocessors.
     """
-    if keys <= FEW_KEYS and rows <= 32 and dtype != torch.float32 and (few := _FEW.get(max(64, padded(dim)))):
-        return few
-    table = TABLES[table_name(dtype, shared_memory)]
-    if dim > max(table):
-        raise ValueError(f"head dim: expected at most {max(table)}, got {dim}")
-    return table[max(64, padded(dim))][0 if rows <= 16 else 1 if rows <= 64 else 2]
+    name, dim_padded = table_name(dtype, shared_memory), max(64, padded(dim))
+    if keys <= FEW_KEYS and rows <= 32 and name != "fp32" and dim_padded in FEW:
+        return FEW[dim_padded]
+    if crowded and rows <= 64 and name == "large" and dim_padded in CROWDED:
+        return CROWDED[dim_padded][0 if rows <= 16 else 1]
+    if dim > max(TABLES[name]):
+        raise ValueError(f"head dim: expected at most {max(TABLES[name])}, got {dim}")
+    return TABLES[name][dim_padded][0 if rows <= 16 else 1 if rows <= 64 else 2]
 
 
 def padded(dim: int) -> int:

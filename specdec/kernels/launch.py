@@ -81,13 +81,18 @@ def _shape(
 ) -> Shape:
     block_size, kv_heads, dim = k_cache.shape[1:]
     group, v_dim = q.shape[1] // kv_heads, padded(v_cache.shape[3])
-    if config is None:
-        rows = INVARIANT_ROWS if plan.split_size else plan.max_seqlen_q * group
-        # The invariant mode must not choose by what else is in the batch.
-        keys = FEW_KEYS + 1 if plan.split_size else plan.block_table.numel() * block_size
-        config = config_for(rows, keys, max(dim, v_cache.shape[3]), q.dtype, device_limits(q)[1])
+    config = config or _config(q, plan, kv_heads, max(dim, v_cache.shape[3]), block_size)
     tree_words = 0 if options.tree_mask is None else options.tree_mask.shape[1]
     return Shape(config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words)
+
+
+def _config(q: Tensor, plan: AttentionPlan, kv_heads: int, dim: int, block_size: int) -> Config:
+    multiprocessors, memory = device_limits(q)
+    if plan.split_size:  # the same whatever else is in the batch, and however many queries
+        return config_for(INVARIANT_ROWS, FEW_KEYS + 1, True, dim, q.dtype, memory)._replace(fused=False)
+    crowded = plan.seq_lens.shape[0] * kv_heads >= multiprocessors
+    rows, keys = plan.max_seqlen_q * q.shape[1] // kv_heads, plan.block_table.numel() * block_size
+    return config_for(rows, keys, crowded, dim, q.dtype, memory)
 
 
 def _bounds(plan: AttentionPlan, shape: Shape, workers: int) -> tuple[int, int, int]:
@@ -150,10 +155,17 @@ def _attend(shape: Shape, work: Work, tensors: tuple, plan: AttentionPlan, optio
         *v_cache.stride()[:3], *out.stride()[:2],
         H_KV=shape.kv_heads, G=shape.group, D=dim, DV=v_cache.shape[3], D_PAD=padded(dim),
         DV_PAD=shape.v_dim, PAGE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, CAUSAL=shape.causal,
-        WINDOW=shape.window is not None, TREE_WORDS=shape.tree_words, FUSED=config.fused, UPCAST=INTERPRETED,
-        PERSISTENT=plan.split_size is not None,
+        WINDOW=shape.window is not None, TREE_WORDS=shape.tree_words, FUSED=config.fused,
+        ALIKE=k_cache.stride() == v_cache.stride(), NARROW=max(_extent(k_cache), _extent(v_cache)) < 2**31,
+        UPCAST=INTERPRETED, PERSISTENT=plan.split_size is not None,
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
+
+
+def _extent(cache: Tensor) -> int:
+    """Elements from the first of a head to past its last."""
+    num_blocks, block_size, _, dim = cache.shape
+    return (num_blocks - 1) * cache.stride(0) + (block_size - 1) * cache.stride(1) + dim
 
 
 def _reduce(shape: Shape, work: Work, tensors: tuple[Tensor, Tensor | None], options: Options) -> None:

@@ -92,7 +92,11 @@ def _num_splits(
         return tl.maximum(tl.cdiv(width - chunk // 4, chunk), 1), width * 0
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_rows", "total_tokens", "capacity", "window", "fixed_chunk", "workers", "max_items", "max_pairs", "max_slots",
+    ]
+)  # fmt: skip
 def plan_kernel(
     Q_BOUNDS, KV_LENS, HEAD, ITEMS, PAIRS, COUNTERS,
     num_rows, total_tokens, capacity, window, fixed_chunk, workers, max_items, max_pairs, max_slots,

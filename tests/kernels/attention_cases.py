@@ -135,6 +135,20 @@ def _strided_queries() -> Case:
     return case
 
 
+def _unlike_caches() -> Case:
+    """Keys by head, values by token: what holds for one cache's strides does not for the other's."""
+    case = make_case([3, 1, 2], [50, 17, 40])
+    case.k_cache = case.k_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    return case
+
+
+def _room_to_grow() -> Case:
+    """A table with room for far more keys than there are."""
+    case = make_case([1, 4], [40, 33])
+    case.block_table = torch.nn.functional.pad(case.block_table, (0, 60), value=2**30)
+    return case
+
+
 def _star() -> Case:
     """Children of one root see it and themselves, not each other."""
     return make_case([9], [30], tree_mask=tree_of([-1] + [0] * 8))
@@ -168,6 +182,9 @@ FAULTS: dict[str, Callable[[], Case]] = {
     "flash-attention#1314, #892: a table with a row stride": _table_slice,
     "flashinfer#506: layers inside a block": _layers_in_a_page,
     "aiter#3492, #3498: block stride isn't block_size rows": lambda: make_case([1, 3], [40, 50], layout="KV"),
+    "flash-attention#1627, #660: blocks of 19": lambda: make_case([2, 3], [100, 20], block_size=19),
+    "flash-attention#1417: room for more keys than there are": _room_to_grow,
+    "flashinfer#3800: keys and values of other strides": _unlike_caches,
     "flash-attention#2886: strided queries": _strided_queries,
     "flashinfer#941, #942: NaN past the end of a block": lambda: make_case([1, 1], [17, 33], block_size=16),
     "flash-attention#1974, vllm#47305: NaN past seq_lens": lambda: make_case([5, 2], [65, 129], block_size=64),

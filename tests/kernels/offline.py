@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -22,11 +24,13 @@ from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.config import padded
 from specdec.kernels.plan_kernel import plan_kernel
 from specdec.kernels.store_kernel import move_kernel, store_kernel
+from tests.kernels.launches import Launch, launches
 
+ARCHS = (80, 86, 89, 90, 120)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
-def compile_for(kernel: Any, arch: int, types: dict[str, Any], warps: int = 4, stages: int = 3) -> dict[str, Any]:
+def compile_for(kernel: Any, arch: int, types: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Compile `kernel` with its arguments typed as in `types`; a value that is no type string is a constant."""
     names = kernel.arg_names
     constants = {n: v for n, v in types.items() if not isinstance(v, str)}
@@ -34,7 +38,6 @@ def compile_for(kernel: Any, arch: int, types: dict[str, Any], warps: int = 4, s
     aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n[:2] in ("sq", "sk", "sv", "so")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
-    options = dict(num_warps=warps, num_stages=stages)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     return dict(shared=compiled.metadata.shared) | _resources(compiled.asm["cubin"])
 
@@ -62,7 +65,11 @@ def attention_types(
     types |= dict.fromkeys(("SINKS", "SLOPES", "TREE", "K_SCALE", "V_SCALE", "softcap")) | dict(scale="fp32")
     types |= dict(H_KV=heads[0], G=heads[1], D=dims[0], DV=dims[1], D_PAD=padded(dims[0]), DV_PAD=padded(dims[1]))
     types |= dict(PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=bool(present.pop("window", False)))
-    return types | dict(TREE_WORDS=tree_words, FUSED=fused, UPCAST=False, PERSISTENT=False) | present
+    return (
+        types
+        | dict(TREE_WORDS=tree_words, FUSED=fused, ALIKE=True, NARROW=True, UPCAST=False, PERSISTENT=False)
+        | present
+    )
 
 
 def reduce_types(config: tuple, q: str = "bf16", heads: tuple[int, int] = (8, 4), dim: int = 128) -> dict[str, Any]:
@@ -105,13 +112,31 @@ KERNELS = {
 }
 
 
+def launch_jobs(every: bool) -> Iterator[tuple[dict[str, Any], Launch]]:
+    """The recorded launches, each for the next of ARCHS, or `every` one for all."""
+    for i, (name, launch) in enumerate(
+        launches([torch.bfloat16, torch.float32] if every else [torch.bfloat16]).items()
+    ):
+        for arch in ARCHS if every else [ARCHS[i % len(ARCHS)]]:
+            yield dict(kernel=name, arch=arch), launch
+
+
+def attention_launch(name: str, config: tuple, keywords: dict[str, Any]) -> Launch:
+    kernel, types = KERNELS[name]
+    return Launch(kernel, types(config, **keywords), dict(num_warps=config[2], num_stages=config[3]))
+
+
 def main() -> None:
-    """Jobs from standard input, a JSON list of [kernel, arch, config, keywords of its types function]."""
+    """Compiles jobs from standard input, JSON of a list of [kernel, arch, config, keywords of its types function], then
+    the recorded launches, if the argument `every` is given for all of ARCHS.
+    """
+    jobs: list[tuple[dict[str, Any], Launch]] = []
     for name, arch, config, keywords in json.load(sys.stdin):
-        kernel, types = KERNELS[name]
         job = dict(kernel=name, arch=arch, config=config, keywords=keywords)
+        jobs.append((job, attention_launch(name, config, keywords)))
+    for job, launch in [*jobs, *launch_jobs("every" in sys.argv)]:
         try:
-            result = compile_for(kernel, arch, types(config, **keywords), config[2], config[3])
+            result = compile_for(launch.kernel, job["arch"], launch.types, **launch.options)
         except Exception as error:  # whatever the compiler raises is the result
             result = dict(error=f"{type(error).__name__}: {error}"[:2000])
         print(json.dumps(job | result), flush=True)
