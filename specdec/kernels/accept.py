@@ -48,7 +48,7 @@ def accept(
     return out, counts[0], counts[1], flags[0], flags[1]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "rows"])
 def _accept(
     tokens, drafts, num_drafts, cu_seqlens_q, stop_ids, running, out, counts, flags,
     num_tokens, k, rows, num_stops, sd_r, sd_k, ss_r, ss_e,

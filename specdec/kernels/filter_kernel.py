@@ -3,7 +3,8 @@
 The maxima of 128 columns each, `peaks`, tell where to look: the k-th highest logit is no lower than the k-th highest
 peak, and the nucleus of the peaks ends no higher than that of the row. What lies above such a floor is gathered, and the
 exact bound is found among it; then the few that passed race at once. Where they are not few, the race of the whole row
-(`sample_kernel`) goes on from here. Counts and fixed-point masses are integers, so their order does not matter.
+(`sample_kernel`) goes on from here. Counts and fixed-point masses are integers, so their order does not matter. Where top-p
+needs the mass of a whole row, an estimate by the hardware's exp2 decides, and exact arithmetic only if that is too close.
 """
 
 from __future__ import annotations
@@ -11,12 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec.kernels.philox_kernel import MIN_TEMPERATURE, exact_log, gumbel_of_words, noise_words, weight_of
+from specdec.kernels.philox_kernel import LOG2_E, MIN_TEMPERATURE, exact_log, gumbel_of_words, noise_words, weight_of
 
 GROUP: tl.constexpr = tl.constexpr(128)
 AT_ONCE: tl.constexpr = tl.constexpr(1024)  # logits that `gather` looks at, a multiple of GROUP
 WAYS: tl.constexpr = tl.constexpr(8)
-LIMITS: tl.constexpr = tl.constexpr(4)  # columns that `select_kernel` writes for a row
+LIMITS: tl.constexpr = tl.constexpr(5)  # columns that `select_kernel` writes for a row
+PEAKS: tl.constexpr = tl.constexpr(16)  # groups of a program of `peak_kernel`
+MASS_UNIT: tl.constexpr = tl.constexpr(2.0**34)  # the highest logit's mass, as integers count it
+MASS_ERROR: tl.constexpr = tl.constexpr(
+    2e-5
+)  # of an estimated mass; rounding explains half of it. Rounding to integers
+# adds at most 1 for each logit.
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
 LOWEST: tl.constexpr = tl.constexpr(-2139095041)  # step_of(-inf, 0)
 
@@ -56,6 +63,23 @@ def mass_from(source, start, stop, least, inverse, z_top, BLOCK: tl.constexpr):
         x = tl.load(source + i, mask=i < stop, other=-INFINITY).to(tl.float32)
         total += tl.where(x >= least, weight_of(x * inverse - z_top), 0)
     return tl.sum(total, 0)
+
+
+@triton.jit
+def estimated_weight(distance):
+    """exp(distance) by the hardware, within 2^-22 for distances as `weight_of` takes them."""
+    return tl.exp2(distance * LOG2_E)
+
+
+@triton.jit
+def estimated_mass_from(source, size, least, inverse, z_top, BLOCK: tl.constexpr):
+    """About what `mass_from` gives; fp64."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in tl.range(0, size, BLOCK, loop_unroll_factor=4):
+        i = first + tl.arange(0, BLOCK)
+        x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
+        total += tl.where(x >= least, estimated_weight(x * inverse - z_top), 0.0)
+    return tl.sum(total, 0).to(tl.float64) * MASS_UNIT
 
 
 @triton.jit
@@ -118,14 +142,26 @@ def nucleus_floor(source, size, target, floor, top, inverse, SHIFT: tl.constexpr
     return float_at(high, SHIFT)
 
 
-@triton.jit
-def peak_kernel(logits, peaks, stride, vocab_size, groups, BLOCK: tl.constexpr):
-    """One program per (row of logits, BLOCK groups of 128 columns): each group's maximum, +inf if it holds NaN."""
+@triton.jit(do_not_specialize=["num_rows"])
+def peak_kernel(
+    logits, peaks, masses, rows, temperature, top_k, top_p, stride, vocab_size, num_rows, groups, parts,
+):  # fmt: skip
+    """One program per (row of logits, PEAKS groups of 128 columns): each group's maximum, +inf if it holds NaN, and for
+    rows with top-p and no top-k the mass of all, where the highest of them has 1.
+    """
     t = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    group = tl.program_id(1) * PEAKS + tl.arange(0, PEAKS)
     ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(logits + t * stride + ids, mask=ids < vocab_size, other=-INFINITY).to(tl.float32)
-    tl.store(peaks + t * groups + group, tl.max(tl.where(x != x, INFINITY, x), 1), mask=group < groups)
+    peak = tl.max(tl.where(x != x, INFINITY, x), 1)
+    tl.store(peaks + t * groups + group, peak, mask=group < groups)
+    row = row_of(rows, t, num_rows)
+    temp, k = tl.load(temperature + row), tl.load(top_k + row)
+    if (temp > 0) & (tl.load(top_p + row) < 1) & ((k <= 0) | (k >= vocab_size)):
+        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        weight = estimated_weight(x * inverse - tl.max(peak, 0) * inverse)
+        mass = tl.sum(tl.sum(tl.where(x > -INFINITY, weight, 0.0), 1), 0)
+        tl.store(masses + t * parts + tl.program_id(1), mass)
 
 
 @triton.jit
@@ -142,22 +178,13 @@ def _peak_range(peaks, groups, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def mass_kernel(
-    logits, peaks, rows, temperature, top_k, top_p, masses, stride, vocab_size, num_rows, groups, parts,
-    PART: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program per (row, PART columns): their mass, for the rows with top-p and no top-k."""
-    t = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    row = row_of(rows, t, num_rows)
-    temp = tl.load(temperature + row)
-    k = tl.load(top_k + row)
-    if (temp > 0) & (tl.load(top_p + row) < 1) & ((k <= 0) | (k >= vocab_size)):
-        _, top = _peak_range(peaks + t * groups, groups, BLOCK)
-        inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
-        stop = tl.minimum(vocab_size, (part + 1) * PART)
-        mass = mass_from(logits + t * stride, part * PART, stop, -INFINITY, inverse, top * inverse, BLOCK)
-        tl.store(masses + t * parts + part, mass)
+def _estimated_mass(peaks, masses, groups, parts, inverse, z_top, PARTS: tl.constexpr):
+    """A row's mass of what `peak_kernel` left, fp64."""
+    part = tl.arange(0, PARTS)
+    group = part[:, None] * PEAKS + tl.arange(0, PEAKS)[None, :]
+    top = tl.max(tl.load(peaks + group, mask=group < groups, other=-INFINITY), 1)
+    mass = tl.load(masses + part, mask=part < parts, other=0.0)
+    return tl.sum(mass * estimated_weight(top * inverse - z_top), 0).to(tl.float64) * MASS_UNIT
 
 
 @triton.jit
@@ -220,7 +247,7 @@ def race_near(near, near_ids, count, least, least_z, inverse, seed, position, BL
     return winner
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def select_kernel(
     logits, peaks, masses, positions, rows, temperature, top_k, top_p, min_p, seed, hits, near, near_ids, limits, out,
     stride, vocab_size, num_rows, groups, parts,
@@ -228,8 +255,9 @@ def select_kernel(
 ):  # fmt: skip
     """One program per row: its token, if no more than CAPACITY logits may be drawn; else, in `limits`, which may.
 
-    limits [T, 4] fp64: the least logit, the least logit / temperature, the highest logit, and the mass that a token
-    that top-p keeps has less than above it (+inf: no top-p). +inf as the least logit: the token is in `out`.
+    limits [T, LIMITS] fp64: the least logit, the least logit / temperature, the highest logit, the mass that a token
+    that top-p keeps has less than above it (+inf: no top-p), and how far off that may be. +inf as the least logit: the
+    token is in `out`.
     """
     t = tl.program_id(0).to(tl.int64)
     row = row_of(rows, t, num_rows)
@@ -239,7 +267,7 @@ def select_kernel(
     by_k, by_p = (k > 0) & (k < vocab_size), p < 1
     least = tl.full([], -INFINITY, tl.float32)
     least_z = tl.full([], -INFINITY, tl.float32)
-    target = tl.full([], INFINITY, tl.float64)
+    target, slack = tl.full([], INFINITY, tl.float64), tl.full([], 0.0, tl.float64)
     if (temp > 0) & (tl.abs(top) < INFINITY) & (by_k | by_p | (m > 0)):  # a row with NaN has +inf for its top
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
         z_top = top * inverse
@@ -252,10 +280,10 @@ def select_kernel(
             if k <= groups:
                 least = kth_highest(row_peaks, groups, k, lowest, top, SHIFT, BLOCK)
         elif by_p:
-            i = tl.arange(0, PARTS)
-            total = tl.sum(tl.load(masses + t * parts + i, mask=i < parts, other=0), 0)
-            target = total.to(tl.float64) * p.to(tl.float64)
-            least = nucleus_floor(row_peaks, groups, target, lowest, top, inverse, SHIFT, BLOCK)
+            mass = _estimated_mass(row_peaks, masses + t * parts, groups, parts, inverse, z_top, PARTS)
+            target = mass * p.to(tl.float64)
+            slack = target * MASS_ERROR + vocab_size
+            least = nucleus_floor(row_peaks, groups, target + slack, lowest, top, inverse, SHIFT, BLOCK)
             least = tl.where(least > lowest, least, -INFINITY)  # all peaks together may hold less than the nucleus
         count = gather(
             whole, row_peaks, hits + t * groups, row_near, row_ids, least, floor_z, inverse, vocab_size, groups,
@@ -268,7 +296,15 @@ def select_kernel(
                 if by_k:
                     total = mass_from(row_near, 0, count, least, inverse, z_top, BLOCK)
                     target = total.to(tl.float64) * p.to(tl.float64)
-                least = nucleus_floor(row_near, count, target, least, top, inverse, SHIFT, BLOCK)
+                floor = least
+                going = True
+                while going:  # a second time only if the estimate is too close
+                    least = nucleus_floor(row_near, count, target + slack, floor, top, inverse, SHIFT, BLOCK)
+                    above = mass_from(row_near, 0, count, next_above(least), inverse, z_top, BLOCK)
+                    going = (slack > 0) & (above.to(tl.float64) >= target - slack)
+                    if going:
+                        mass = mass_from(whole, 0, vocab_size, -INFINITY, inverse, z_top, WIDE)
+                        target, slack = mass.to(tl.float64) * p.to(tl.float64), slack * 0
             position = tl.load(positions + t).to(tl.int64)
             token = race_near(row_near, row_ids, count, least, least_z, inverse, tl.load(seed + row), position, BLOCK)
             tl.store(out + t, token.to(tl.int64))
@@ -283,3 +319,4 @@ def select_kernel(
     tl.store(at + 1, least_z.to(tl.float64))
     tl.store(at + 2, top.to(tl.float64))
     tl.store(at + 3, target)
+    tl.store(at + 4, slack)

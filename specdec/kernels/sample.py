@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, INTS, check
-from specdec.kernels.filter_kernel import mass_kernel, peak_kernel, select_kernel
+from specdec.kernels.filter_kernel import GROUP, LIMITS, PEAKS, peak_kernel, select_kernel
 from specdec.kernels.reference import sample as reference
 from specdec.kernels.reference.sample import Sampling
 from specdec.kernels.sample_kernel import race_kernel, winner_kernel
@@ -19,8 +19,6 @@ TILE = 2048
 """Columns of a row that one program races."""
 PROGRAMS = 4096
 """About as many keep a large GPU busy; in a large batch one takes several tiles, since most may have nothing to do."""
-PART = 16384
-"""Columns of a row whose mass one program sums."""
 CAPACITY = 2048
 """Logits of a row that the filters keep at hand; where more may pass, the whole row is raced."""
 ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
@@ -90,8 +88,8 @@ def _race(
             logits, peaks, limits, *inputs, *sizes, span, NOISE=noise, QUADS=TILE // 4, num_warps=4
         )
         winner_kernel[(count,)](
-            logits, limits, *inputs, out, *sizes, NOISE=noise, QUADS=TILE // 4, BLOCK=triton.next_power_of_2(tiles),
-            SCAN=4096, num_warps=8, enable_fp_fusion=False,
+            logits, limits, *inputs, out, sampling.top_p, *sizes, NOISE=noise, QUADS=TILE // 4,
+            BLOCK=triton.next_power_of_2(tiles), SCAN=4096, num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
@@ -99,19 +97,17 @@ def _race(
 def _filter(
     logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor | None, out: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Maxima of 128 columns each [T, V / 128], and the limits of `select_kernel` [T, 4], which writes some rows of `out`."""
+    """Maxima of 128 columns each [T, V / 128], and the limits of `select_kernel`, which writes some rows of `out`."""
     count, vocab_size = logits.shape
-    groups, parts = -(-vocab_size // 128), -(-vocab_size // PART)
+    groups = -(-vocab_size // GROUP.value)
+    parts = -(-groups // PEAKS.value)
     empty = partial(torch.empty, device=logits.device)
     peaks, hits = empty(count, groups, dtype=torch.float32), empty(count, groups, dtype=torch.int32)
     near, near_ids = empty(count, CAPACITY, dtype=torch.float32), empty(count, CAPACITY, dtype=torch.int32)
-    masses = empty(count, parts, dtype=torch.int64)
-    limits = empty(count, 4, dtype=torch.float64)
+    masses = empty(count, parts, dtype=torch.float32)
+    limits = empty(count, LIMITS.value, dtype=torch.float64)
     sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], groups, parts)
-    peak_kernel[(count, -(-groups // 16))](logits, peaks, *sizes[:2], groups, BLOCK=16, num_warps=4)
-    mass_kernel[(count, parts)](
-        logits, peaks, rows, *sampling[:3], masses, *sizes, PART=PART, BLOCK=1024, num_warps=4, enable_fp_fusion=False
-    )
+    peak_kernel[(count, parts)](logits, peaks, masses, rows, *sampling[:3], *sizes, num_warps=4, enable_fp_fusion=False)
     select_kernel[(count,)](
         logits, peaks, masses, positions, rows, *sampling, hits, near, near_ids, limits, out, *sizes,
         SHIFT=ZERO_BITS[logits.dtype], BLOCK=256, WIDE=512, PARTS=triton.next_power_of_2(parts),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec.kernels.filter_kernel import GROUP, LIMITS, mass_from, next_above, row_of
+from specdec.kernels.filter_kernel import GROUP, LIMITS, MASS_ERROR, estimated_mass_from, mass_from, next_above, row_of
 from specdec.kernels.philox_kernel import (
     LN2,
     LOG2_E,
@@ -59,7 +59,7 @@ def best_estimate(x, temp, seed, position, tile, QUADS: tl.constexpr):
     return tl.where(temp > 0, top * LN2 - LN_LN2, top)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "span"])
 def race_kernel(
     logits, peaks, limits, positions, rows, temperature, seed, best,
     stride, vocab_size, num_rows, tiles, span,
@@ -67,7 +67,7 @@ def race_kernel(
 ):  # fmt: skip
     """One program per (row of logits, `span` tiles): the best score of each tile, at most a trifle too high.
 
-    limits [T, 4]: what `select_kernel` left of the row; a tile whose peaks, maxima of 128 columns, lie below is not read.
+    limits [T, LIMITS]: what `select_kernel` left of the row; a tile whose peaks, maxima of 128 columns, lie below is not read.
     """
     t = tl.program_id(0).to(tl.int64)
     least, least_z = float("-inf"), float("-inf")
@@ -141,8 +141,14 @@ def row_winner(
 
 
 @triton.jit
+def _mass(logits, t, stride, vocab_size, least, inverse, top, BLOCK: tl.constexpr):
+    """Mass of a row's logits that are >= least; fp64, exact."""
+    return mass_from(logits + t * stride, 0, vocab_size, least, inverse, top * inverse, BLOCK).to(tl.float64)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def winner_kernel(
-    logits, limits, positions, rows, temperature, seed, best, out,
+    logits, limits, positions, rows, temperature, seed, best, out, top_p,
     stride, vocab_size, num_rows, tiles,
     NOISE: tl.constexpr, QUADS: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +174,7 @@ def winner_kernel(
         least = tl.load(limits + t * LIMITS).to(tl.float32)
         least_z = tl.load(limits + t * LIMITS + 1).to(tl.float32)
         top = tl.load(limits + t * LIMITS + 2).to(tl.float32)
-        target = tl.load(limits + t * LIMITS + 3)
+        target, slack = tl.load(limits + t * LIMITS + 3), tl.load(limits + t * LIMITS + 4)
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
         going = least < float("inf")
         while going:
@@ -181,5 +187,11 @@ def winner_kernel(
             if target < float("inf"):
                 least = next_above(logit)
                 if least <= top:
-                    above = mass_from(logits + t * stride, 0, vocab_size, least, inverse, top * inverse, SCAN)
-                    going = above.to(tl.float64) >= target
+                    above = estimated_mass_from(logits + t * stride, vocab_size, least, inverse, top * inverse, SCAN)
+                    if tl.abs(above - target) <= above * MASS_ERROR + vocab_size + slack:  # too close
+                        if slack > 0:
+                            p = tl.load(top_p + row).to(tl.float64)
+                            target = p * _mass(logits, t, stride, vocab_size, float("-inf"), inverse, top, SCAN)
+                            slack = slack * 0
+                        above = _mass(logits, t, stride, vocab_size, least, inverse, top, SCAN)
+                    going = above >= target

@@ -13,7 +13,7 @@ import triton.language as tl
 from specdec.kernels import sample as dispatched
 from specdec.kernels.backend import interpreted
 from specdec.kernels.philox_kernel import log2_exponential
-from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words
+from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words, weights
 from specdec.kernels.reference.sample import Sampling, sample
 
 
@@ -248,6 +248,31 @@ def test_kernel_where_more_pass_than_it_keeps_at_hand(dtype):
     top_p = [0.99999, 0.6, 0.2, 0.0, 1, 1, 0.7, 0.3, 1]
     min_p = [0, 0, 0.3, 0, 0, 0, 0, 0.2, 1e-3]
     check_kernel(x, torch.arange(9), make(9, 1.1, top_k, top_p, min_p))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("many", [20, 3000])
+def test_kernel_where_top_p_falls_on_a_boundary(many):
+    """Two values, and a p that the higher one's mass is equal to, or just above or below: too close for an estimate.
+
+    3000: more than the kernel keeps at hand, so that the race's winners are asked.
+    """
+    x = torch.full((1, 2 * many), -1.0)
+    x[:, ::2] = 0.0
+    w = weights(torch.tensor([0.0, -1.0])).double()
+    p = (w[0] / w.sum()).float()
+    near = torch.nextafter(p, torch.tensor(0.0)), p, torch.nextafter(p, torch.tensor(1.0)), p - 1e-5, p + 1e-5
+    check_kernel(x.expand(10, -1).contiguous(), torch.arange(10), make(10, 1.0, top_p=[float(n) for n in near] * 2))
+
+
+@pytest.mark.interpreter
+def test_kernel_of_rows_far_apart():
+    """vllm#48055: the second row starts past 2^31 elements, of which no other is ever touched."""
+    stride = 2**31 + 8
+    x = torch.empty(stride + 257, dtype=torch.float16).as_strided((2, 257), (stride, 1))
+    x.copy_(logits_of(2, 257))
+    for options in (dict(top_p=0.9), dict(temperature=0.0)):
+        check_kernel(x, torch.arange(2), make(2, **options))
 
 
 @pytest.mark.interpreter
