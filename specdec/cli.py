@@ -123,6 +123,9 @@ def generate(
     ] = None,
     allowed_token_id: Annotated[list[int] | None, typer.Option(help="Draw only these; may be repeated.")] = None,
     bad_word: Annotated[list[str] | None, typer.Option(help="Text not to be written; may be repeated.")] = None,
+    json_schema: Annotated[str | None, typer.Option(help="Write JSON that follows this schema.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Write what this regular expression matches.")] = None,
+    grammar: Annotated[str | None, typer.Option(help="Write what this Lark grammar allows.")] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities, of so many more tokens.")
     ] = None,
@@ -150,6 +153,7 @@ def generate(
         stop=stop, stop_token_ids=stop_token_id or (), ignore_eos=ignore_eos, min_tokens=min_tokens,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
         logit_bias=_biases(logit_bias or []), allowed_token_ids=allowed_token_id, bad_words=bad_word,
+        json_schema=json_schema, regex=regex, grammar=grammar,
         logprobs=logprobs, prompt_logprobs=prompt_logprobs, processed_logprobs=processed_logprobs,
     )  # fmt: skip
     if not as_json and (logprobs is not None or prompt_logprobs is not None):

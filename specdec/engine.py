@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specdec.acceptance import Acceptance
 from specdec.draft import Drafter, ModelDrafter
 from specdec.graphs import RoundGraphs
 from specdec.kernels.logprobs import logprobs
@@ -19,6 +23,7 @@ from specdec.kernels.round import slots
 from specdec.kvpool import KVPool
 from specdec.logprobs import TokenLogprobs, columns, read, width
 from specdec.model import Packed, PagedModel
+from specdec.processing import Processing
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
@@ -63,9 +68,13 @@ class EngineConfig:
     graphs: bool = False
 
 
+PARTS = ("prompts", "launch", "wait", "step")
+"""Of the time of the engine's thread; `step` is all of it."""
+
+
 @dataclass(slots=True)
 class EngineStats:
-    """Counts since the start. rounds: launched; row_rounds: rows that ran in them; stalls: rows that lacked a slot."""
+    """Counts since the start, defined in docs/metrics.md. seconds: of the engine's thread, by part of a step."""
 
     rounds: int = 0
     row_rounds: int = 0
@@ -76,7 +85,22 @@ class EngineStats:
     dropped: int = 0
     prompt_tokens: int = 0
     drafter_tokens: int = 0
+    cached_tokens: int = 0
+    first_tokens: int = 0
+    first_token_s: float = 0.0
     accepted_per_round: Counter = field(default_factory=Counter)
+    places: Acceptance = field(default_factory=Acceptance)
+    finished: Counter = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time spent within it to a part of a step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - start
 
     @property
     def acceptance_length(self) -> float:
@@ -139,6 +163,7 @@ class Engine:
             has_drafter=self.draft_model is not None,
             salt=salt,
         )
+        self.round.processing = Processing(self.scheduler.placed)
         self.graphs = RoundGraphs(self.round) if config.graphs else None
         self.stats = EngineStats()
         self.flights: list[Flight] = []
@@ -188,13 +213,19 @@ class Engine:
 
     def step(self) -> None:
         """One round: make room, take in prompts, launch; then read the round that was launched before."""
+        with self.stats.timed("step"):
+            self._step()
+
+    def _step(self) -> None:
         self._drop_cancelled()
         self.scheduler.reserve(self._slots())  # running rows first, then those that join
         self._admit()
-        self._extend_prompts()
+        with self.stats.timed("prompts"):
+            self._extend_prompts()
         self._join()
         self.scheduler.reserve(self._slots())
-        self._launch()
+        with self.stats.timed("launch"):
+            self._launch()
         while len(self.flights) > (self.config.lag if self.scheduler.running else 0):
             self._read(self.flights.pop(0))
         if DEBUG:
@@ -337,7 +368,7 @@ class Engine:
         self.flights.append(self._send_home(result, seqs, shape))
 
     def _run_round(self, rows: list[int], shape: RoundShape) -> RoundResult:
-        if self.graphs and (self.drafter is None or getattr(self.drafter, "capturable", False)):
+        if self.graphs and not shape.processed and (self.drafter is None or getattr(self.drafter, "capturable", False)):
             return self.graphs.run(rows, shape)
         device = self.rows.device
         index = upload(torch.tensor(rows), device).to(device, non_blocking=True)
@@ -364,6 +395,7 @@ class Engine:
             noise,
             filters,
             adjusted=any(s.params.adjusted for s in seqs),
+            processed=any(s.processors for s in seqs),
             logprobs=width(s.params.logprobs for s in seqs if not s.params.processed_logprobs),
             processed_logprobs=width(s.params.logprobs for s in seqs if s.params.processed_logprobs),
         )
@@ -379,7 +411,8 @@ class Engine:
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
         if flight.event:
-            flight.event.synchronize()
+            with self.stats.timed("wait"):
+                flight.event.synchronize()
         n = len(RoundResult.COLUMNS)
         self._wanted = 0
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
@@ -409,8 +442,8 @@ class Engine:
         if error:
             self._finish(seq, "error", error)
         elif counts["failed"]:
-            what = f"the logits of position {len(seq)} hold NaN, or no token at all"
-            self._finish(seq, "error", FloatingPointError(what))
+            what = FloatingPointError(f"the logits of position {len(seq)} hold NaN, or no token at all")
+            self._finish(seq, "error", seq.failures.get(len(seq), what))
         elif stopped:
             self._finish(seq, "stop")
         elif len(seq) >= seq.limit:
@@ -435,16 +468,23 @@ class Engine:
     def _count(self, seq: Sequence, counts: dict[str, int], kept: int) -> None:
         stats, drafted = self.stats, counts["num_drafts"]
         accepted = min(counts["num_accepted"], kept)
+        cut = kept <= counts["num_accepted"]
         stats.row_rounds += 1
         stats.emitted += kept
         stats.drafted += drafted
         stats.accepted += accepted
         stats.accepted_per_round[accepted] += 1
-        seq.stats.count(kept, drafted, accepted)
+        stats.places.count(drafted, accepted, cut)
+        seq.stats.count(kept, drafted, accepted, cut)
 
     def _finish(self, seq: Sequence, reason: str, error: BaseException | None = None) -> None:
         self.scheduler.release(seq, publish=error is None)  # KV of a failed round must not be found by others
         seq.finish(reason, error)
+        self.stats.finished[reason] += 1
+        self.stats.cached_tokens += seq.stats.cached_tokens
+        if seq.stats.time_to_first_token_s is not None:
+            self.stats.first_tokens += 1
+            self.stats.first_token_s += seq.stats.time_to_first_token_s
         listener = self.listeners.pop(seq, None)
         if listener:
             try:

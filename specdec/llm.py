@@ -19,9 +19,11 @@ from specdec.checkpoint import find_checkpoint
 from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
+from specdec.grammar import Grammars
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose
 from specdec.loading import Loaded, load_model
+from specdec.metrics import exposition
 from specdec.model import PagedModel, device_of, kv_specs
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
@@ -87,6 +89,7 @@ class LLM:
         wishes = Wishes(max_model_len, max_rows, kv_memory, block_size)
         self.model, self.tokenizer = loaded.model.eval(), tokenizer or loaded.tokenizer
         self.seed, self._submitted = seed, 0
+        self._grammar: Grammars | None = None
         kind, draft_model = self._find_drafter(drafter, load)
         self.k = _check_k(k, kind)
         device = device_of(self.model)
@@ -182,6 +185,9 @@ class LLM:
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
         eos = _eos_ids(self.model)
         seqs = [Sequence(ids, params, limit=limit, index=i, eos=eos) for i in range(params.n)]
+        for seq in seqs:
+            if params.structured:
+                seq.processors = (*seq.processors, self._grammars().processor(params, len(ids)))
         for seq in seqs[1:]:
             seq.parent = seqs[0]
         self.engine.check_fits(seqs[0])
@@ -205,6 +211,10 @@ class LLM:
     @property
     def stats(self) -> EngineStats:
         return self.engine.stats
+
+    def metrics(self) -> str:
+        """The engine's counters in Prometheus's text format; see docs/metrics.md. Costs the engine nothing."""
+        return exposition(self.engine)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix. To be called after the model's weights have changed, in place or for other tensors.
@@ -296,6 +306,12 @@ class LLM:
             raise ValueError("stop: stop strings need a tokenizer, and this model came without one")
         params.check_vocabulary(self.vocab_size)
         return params
+
+    def _grammars(self) -> Grammars:
+        """Made for the first request that needs it: it reads the whole vocabulary."""
+        if self._grammar is None:
+            self._grammar = Grammars(self.tokenizer, self.vocab_size, _eos_ids(self.model))
+        return self._grammar
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...] | None:
         """Strings as token ids: the word itself, and with a space before it, as it stands inside a text."""

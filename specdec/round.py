@@ -20,6 +20,7 @@ from specdec.kernels.adjust import tally
 from specdec.kernels.columns import Settled
 from specdec.kernels.logprobs import emitted_logprobs
 from specdec.model import Packed, PagedModel
+from specdec.processing import Processing
 from specdec.rows import Rows, RowView
 from specdec.verify import Accepted, Verification, Verifier
 
@@ -30,8 +31,9 @@ class RoundShape:
 
     tokens: the token bucket, at least the number of rows; the best drafts fill it. None, where the device is the host
     (CPU): exactly the tokens that are wanted, so that nothing is padded. noise, filters: see RowView. adjusted: whether
-    any row wants its logits adjusted. logprobs, processed_logprobs: how many of the likeliest tokens to report beside each
-    emitted one, by the model's own logits, and by what was drawn from; None for no report.
+    any row wants its logits adjusted; processed: by the host, so that the round can't be captured. logprobs,
+    processed_logprobs: how many of the likeliest tokens to report beside each emitted one, by the model's own logits, and
+    by what was drawn from; None for no report.
     """
 
     draft_steps: int
@@ -39,6 +41,7 @@ class RoundShape:
     noise: bool
     filters: bool
     adjusted: bool = False
+    processed: bool = False
     logprobs: int | None = None
     processed_logprobs: int | None = None
 
@@ -77,10 +80,11 @@ class DrafterFailed(RuntimeError):
 
 
 class Round:
-    """The parts of a round: rows, the target, a drafter or none, a verifier."""
+    """The parts of a round: rows, the target, a drafter or none, a verifier, and where rows may have them, processors."""
 
     def __init__(self, rows: Rows, target: PagedModel, drafter: Drafter | None, verifier: Verifier):
         self.rows, self.target, self.drafter, self.verifier = rows, target, drafter, verifier
+        self.processing: Processing | None = None
 
     @torch.inference_mode()
     def run(self, index: Tensor, shape: RoundShape) -> RoundResult:
@@ -92,6 +96,8 @@ class Round:
         verification = pack(view, running, draft, num_drafts, self._bucket(running, num_drafts, shape))
         raw = self.target.extend(verification.packed)
         logits = view.adjust(raw, verification.packed.positions + 1, draft.token_ids, verification.row)
+        if shape.processed and self.processing:
+            logits = self.processing.process(logits, verification, view)
         accepted = self.verifier.accept(logits, verification, draft, view)
         emitted = accepted.token_ids, verification.row, verification.packed.cu_seqlens_q
         logprobs = self._report(raw, logits, emitted, view.sampling, shape)

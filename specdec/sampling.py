@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,6 +17,9 @@ MOST_DRAFTS = 1024
 
 MOST_LOGPROBS = 20
 """Likeliest tokens that may be asked for beside each token."""
+
+GRAMMARS = ("json_schema", "regex", "grammar")
+"""Parameters that an output can be held to, one at a time."""
 
 MOST_BANS, BAN_LENGTH = 256, 16
 """Bad words of several tokens, with the ids that min_tokens holds back, that a row has room for; tokens of such a word."""
@@ -73,6 +77,12 @@ class SamplingParams:
     allowed_token_ids: nothing else is drawn. bad_words: strings, or lists of token ids, that are not completed.
     min_tokens: tokens to emit before the end token or one of stop_token_ids may be drawn.
 
+    logits_processors: of transformers, or callables like them: (input_ids [1, L], scores [1, V]) -> scores [1, V], called
+    for each position with the tokens before it, after all that is above and before the temperature. They are asked about
+    drafts that may be rejected, so scores must be a function of the arguments. Such a request's rounds are not captured.
+    json_schema (a dict or its text), regex, grammar (Lark, as llguidance has it): at most one, which the output must
+    follow; its end token may be drawn where the output may end.
+
     logprobs: return each token's log-probability and those of the so many likeliest ones (0: the token's alone), of the
     model's own logits, or with processed_logprobs of what was drawn from. prompt_logprobs: the same for the prompt.
 
@@ -97,6 +107,10 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str | tuple[int, ...], ...] | None = None
     min_tokens: int | None = None
+    logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
     logprobs: int | None = None
     processed_logprobs: bool = False
     prompt_logprobs: int | None = None
@@ -130,14 +144,17 @@ class SamplingParams:
         if self.processed_logprobs and self.logprobs is None:
             raise ValueError("processed_logprobs: expected logprobs with it, got None")
         self._check_tokens()
+        self._check_processors()
 
     def _freeze(self) -> None:
         """Lists become tuples and dicts pairs, so that parameters can't change while they are in use."""
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", json.dumps(self.json_schema))
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logits_processors"):
             value = getattr(self, name)
-            if value is None and name != "stop_token_ids":
+            if value is None and name not in ("stop_token_ids", "logits_processors"):
                 continue
             if not isinstance(value, (list, tuple)):
                 raise TypeError(f"{name}: expected a list or a tuple, got {type(value).__name__} {value!r}")
@@ -172,6 +189,18 @@ class SamplingParams:
                 raise ValueError(f"bad_words: expected 1 to {BAN_LENGTH} token ids each, got {word!r}")
             for token in word if isinstance(word, tuple) else ():
                 check_int("bad_words", token, 0, _INT32)
+
+    def _check_processors(self) -> None:
+        for processor in self.logits_processors:
+            if not callable(processor):
+                raise TypeError(f"logits_processors: expected callables, got {type(processor).__name__}")
+        given = [name for name in GRAMMARS if getattr(self, name) is not None]
+        for name in given:
+            if not isinstance(getattr(self, name), str):
+                got = type(getattr(self, name)).__name__
+                raise TypeError(f"{name}: expected a string{' or a dict' * (name == 'json_schema')}, got {got}")
+        if len(given) > 1:
+            raise ValueError(f"{given[1]}: expected at most one of {', '.join(GRAMMARS)}, got {' and '.join(given)}")
 
     def resolve(self, generation_config: Any, seed: int | None = None, *, prompt_len: int = 0) -> SamplingParams:
         """The same parameters with every `None` filled from `generation_config` (a transformers one, or None), but for
@@ -229,6 +258,11 @@ class SamplingParams:
     def filters(self) -> bool:
         """Whether any filter can remove a token (resolved parameters). Greedy drawing needs none."""
         return self.noise and bool(self.top_k or (self.top_p or 1.0) < 1.0 or self.min_p)
+
+    @property
+    def structured(self) -> bool:
+        """Whether the output must follow a grammar."""
+        return any(getattr(self, name) is not None for name in GRAMMARS)
 
     @property
     def penalties(self) -> bool:

@@ -9,6 +9,7 @@ from enum import Enum
 
 from torch import Tensor
 
+from specdec.acceptance import Acceptance
 from specdec.kvpool import BlockTable
 from specdec.logprobs import TokenLogprobs, read
 from specdec.sampling import SamplingParams, check_bans, sample_seed
@@ -27,7 +28,7 @@ class Status(Enum):
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counts of one sample. acceptance length = tokens emitted per round, bonus token included."""
+    """Counts of one sample, defined in docs/metrics.md."""
 
     rounds: int = 0
     num_tokens: int = 0
@@ -36,6 +37,7 @@ class RequestStats:
     preemptions: int = 0
     cached_tokens: int = 0
     accepted_per_round: dict[int, int] = field(default_factory=dict)
+    places: Acceptance = field(default_factory=Acceptance)
     submitted_s: float = field(default_factory=time.perf_counter)
     first_round_tokens: int = 0
     first_token_s: float | None = None
@@ -67,8 +69,13 @@ class RequestStats:
         """Tokens per second after the first round, which the prompt's time ends with; 0.0 for a single round."""
         return (self.num_tokens - self.first_round_tokens) / self.decode_s if self.decode_s else 0.0
 
-    def count(self, emitted: int, drafted: int, accepted: int) -> None:
-        """Add one round that emitted `emitted` (>= 1) tokens."""
+    @property
+    def wasted(self) -> int:
+        """Drafts that were verified and not emitted."""
+        return self.drafted - self.accepted
+
+    def count(self, emitted: int, drafted: int, accepted: int, cut: bool = False) -> None:
+        """Add one round that emitted `emitted` (>= 1) tokens; `cut` as in `Acceptance.count`."""
         now = time.perf_counter()
         if self.first_token_s is None:
             self.first_token_s, self.first_round_tokens = now, emitted
@@ -77,6 +84,7 @@ class RequestStats:
         self.num_tokens += emitted
         self.drafted += drafted
         self.accepted += accepted
+        self.places.count(drafted, accepted, cut)
         self.accepted_per_round[accepted] = self.accepted_per_round.get(accepted, 0) + 1
 
 
@@ -86,7 +94,8 @@ class Sequence:
     target_len, drafter_len: positions with KV in each model, at most l - 1 (the device may be ahead by one round).
     limit: the most tokens the sequence may reach. parent: the sample whose prompt KV it may fork.
     logprobs: of the output, where they are asked for; scores: `kernels.logprobs` of the prompt's tokens but the first, in
-    pieces that have reached the host once a round of the sequence has.
+    pieces that have reached the host once a round of the sequence has. processors: logits processors, those of its
+    grammar among them; failures: what they raised, by the position that was to be drawn.
     Raises ValueError for more bans than a row has room for.
     """
 
@@ -116,6 +125,8 @@ class Sequence:
         self.stats = RequestStats()
         self.logprobs: list[TokenLogprobs] = []
         self.scores: list[Tensor] = []
+        self.processors = params.logits_processors
+        self.failures: dict[int, Exception] = {}
         check_bans(len(self.bans))
 
     def __len__(self) -> int:

@@ -1,0 +1,37 @@
+"""What became of drafts, by their place in a round: one definition of each rate, for requests and for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Counts over rounds, entry i of the (i + 1)-th draft of a row. docs/metrics.md defines what is made of them.
+
+    drafted: there was such a draft; tested: and all before it stood; accepted: and it stood too, and was emitted.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    tested: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def count(self, drafted: int, accepted: int, cut: bool = False) -> None:
+        """Add a row's round with so many drafts, of which the first `accepted` were emitted, and the next one did not
+        stand, unless the output was `cut` there: it ended, and nothing is known of that draft.
+        """
+        tested = min(accepted + (not cut), drafted)
+        for counts, upto in ((self.drafted, drafted), (self.tested, tested), (self.accepted, accepted)):
+            counts += [0] * (drafted - len(counts))
+            for i in range(upto):
+                counts[i] += 1
+
+    @property
+    def conditional(self) -> list[float]:
+        """Of the drafts that were tested, the share that stood, by place."""
+        return [a / t if t else 0.0 for a, t in zip(self.accepted, self.tested, strict=True)]
+
+    @property
+    def unconditional(self) -> list[float]:
+        """Of all drafts, the share that stood, by place."""
+        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True)]

@@ -1,0 +1,78 @@
+"""Logits processors of requests: any that is a function of its arguments gives plain decoding's tokens, whoever drafts."""
+
+import pytest
+import torch
+from support import VOCAB, Request, engine, params, run, submit, tiny
+from transformers.generation import logits_process
+
+from specdec.kernels import Sampling, sample
+
+
+def odd_after_even(ids, scores):
+    """A processor of one's own that depends on the newest token, and writes in place."""
+    scores[:, int(ids[0, -1]) % 2 :: 2] -= 4.0
+    return scores
+
+
+KINDS = (
+    (),
+    (logits_process.NoRepeatNGramLogitsProcessor(2),),
+    (odd_after_even,),
+    (logits_process.TemperatureLogitsWarper(0.5), logits_process.NoRepeatNGramLogitsProcessor(3), odd_after_even),
+)
+
+
+class Processed(Request):
+    """A request beside plain decoding through the same processors."""
+
+    def __init__(self, prompt, new, p):
+        super().__init__(prompt, 1, p)
+        tokens, seed = list(prompt), self.seq.seed
+        columns = Sampling(*(torch.tensor([v]) for v in (p.temperature, p.top_k, p.top_p, p.min_p, seed)))
+        while len(tokens) < len(prompt) + new:
+            with torch.inference_mode():
+                scores = tiny()(torch.tensor([tokens])).logits[:, -1]
+                for processor in p.logits_processors:
+                    scores = processor(torch.tensor([tokens]), scores)
+            tokens.append(int(sample(scores, torch.tensor([len(tokens)]), columns)[0]))
+        self.full = self.want = tokens
+        self.seq.limit = len(tokens)
+
+
+def requests():
+    return [
+        Processed([1 + i, 2, 3, 1 + i, 2, 3], 10, params(t, seed=2 * i + (t > 0), logits_processors=kind))
+        for i, kind in enumerate(KINDS)
+        for t in (0.0, 0.9)
+    ]
+
+
+@pytest.mark.parametrize(("drafter", "lag"), [("none", 0), ("lookup", 2), ("same", 1), ("right", 0), ("wrong", 0)])
+def test_rows_with_and_without_processors_in_one_batch(drafter, lag):
+    e = engine(drafter=drafter, k=3, rows=5, lag=lag)
+    done = run(e, requests())
+    if drafter == "right":
+        assert all(r.seq.stats.acceptance_rate == 1.0 for r in done)
+
+
+def broken(ids, scores):
+    if ids.shape[1] >= 10:
+        raise KeyError("no such thing")
+    return scores
+
+
+@pytest.mark.parametrize("drafter", ["none", "same", "wrong"])
+def test_a_processor_that_fails_ends_its_own_row(drafter):
+    """Where plain decoding would get there: a draft past that place may be asked about before."""
+    e = engine(drafter=drafter, k=3, rows=4)
+    fine = Processed([1, 2, 3], 12, params(logits_processors=(odd_after_even,)))
+    first, second = (Processed([i, 2, 3], 12, params()) for i in (4, 5))
+    first.seq.processors = (broken,)
+    second.seq.processors = (lambda ids, scores: scores[0] if ids.shape[1] == 7 else scores,)
+    submit(e, [fine, first, second])
+    e.run()
+    assert fine.seq.token_ids == fine.want and fine.seq.error is None
+    assert isinstance(first.seq.error, KeyError) and first.seq.token_ids == first.want[:10]
+    assert second.seq.token_ids == second.want[:7]
+    assert str(second.seq.error) == f"logits_processors: expected scores of shape [1, {VOCAB}] back, got [{VOCAB}]"
+    assert e.pool.allocator.num_free == e.pool.num_blocks
