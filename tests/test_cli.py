@@ -11,6 +11,7 @@ from tiny_gguf import write_tiny_gguf
 
 import specdec
 from specdec.cli import main
+from specdec.loading import load_model
 from specdec.prompt_file import read_prompts
 
 
@@ -41,9 +42,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a tokenizer and a chat template."""
+    """A tiny model with a tokenizer and a chat template, converted already: the first to convert it says so."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     write_tiny_gguf(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEC_CACHE", str(path.parent / "cache"))
+        load_model(path, device="cpu")
     return path
 
 
@@ -70,7 +74,6 @@ def test_streamed_text_is_the_whole_text(generate) -> None:
 
 
 def test_json_is_one_document_with_everything(generate) -> None:
-    generate("hi")  # which converts the file, and says so if it is the first to ask
     result = generate("hi", "hi hi", "--json", "--temperature", 1, "--seed", 3, "-n", 2)
     assert result.status == 0 and result.err == ""
     document = json.loads(result.out)
