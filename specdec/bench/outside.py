@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from specdec.bench.stand import Job, MethodFailed, out_of_memory, peak_bytes, reason, reset_peak, synchronize
+from specdec.bench.memory import peak_bytes, reset_peak, synchronize
+from specdec.bench.stand import Job, MethodFailed, out_of_memory, reason
 from specdec.bench.trace import Run, StepTime, Trace
 
 METHODS = {"plain": "transformers", "lookup": "transformers-lookup", "draft": "transformers-assisted"}

@@ -11,6 +11,7 @@ from specdec.bench.statistics import Acceptance
 from specdec.bench.table import (
     MIXED_COLUMNS,
     NOTES,
+    best_k,
     interval,
     mixed_cells,
     number,
@@ -201,17 +202,11 @@ def _tokens(document: Document) -> str:
 
 
 def _break_even(document: Document) -> str:
-    if not document.best_depths:
+    sheet = best_k(document)
+    if sheet is None:
         return ""
-    alphas = list(dict.fromkeys(b.alpha for b in document.best_depths))
-    loads: dict[tuple[str, int, int], dict[float, str]] = {}
-    for b in document.best_depths:
-        cells = loads.setdefault((b.method, b.batch, b.context), {})
-        cells[b.alpha] = f"k={b.k}, {b.speedup:.2f}×" if b.k else "none"
-    rows = [[method, str(batch), str(c), *(cells[a] for a in alphas)] for (method, batch, c), cells in loads.items()]
-    names = ["method", "batch", "context", *(f"{alpha:g}" for alpha in alphas)]
-    text = "The measured k that gains most and its gain over plain, for drafts of this acceptance per token, all alike."
-    return f"<h2>Which depth pays</h2><p>{text}</p>{_table(names, rows)}"
+    table = _table([*sheet.keys, *sheet.columns], sheet.rows)
+    return f"<h2>{sheet.title}</h2><p>{escape(sheet.caption or '').capitalize()}.</p>{table}"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,8 +6,6 @@ as it does for people.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import torch
 
 from specdec import LLM, SamplingParams
 from specdec.bench.controlled import Filled, ForcedLength
+from specdec.bench.memory import peak_bytes, reset_peak, synchronize
 from specdec.bench.steps import StepClock
 from specdec.bench.trace import Run, StepTime, Trace
 from specdec.detokenizer import Detokenizer
@@ -199,24 +198,6 @@ def reason(error: BaseException) -> str:
     """One line."""
     text = " ".join(str(error).split())[:200] or type(error).__name__
     return f"out of memory: {text}" if out_of_memory(error) else text
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def reset_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """The most memory that torch held on a GPU since `reset_peak`; on a CPU the most that the process ever held."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024
 
 
 def rounds_of(runs: list[Run]) -> Counter[tuple[int, int]]:

@@ -35,6 +35,8 @@ def print_results(document: Document, console: Console) -> None:
         _losslessness(document, console)
     if document.break_even:
         _break_even(document).show(console)
+        if depths := best_k(document):
+            depths.show(console)
     for failure in document.failures:
         where = "everywhere" if failure.batch == 0 else f"at batch {failure.batch}, {failure.workload}"
         console.print(f"[red]skipped[/] {failure.method} {where}: {escape(failure.reason)}")
@@ -111,6 +113,21 @@ def _break_even(document: Document) -> Sheet:
         needed = "never pays" if never else "" if b.alpha is None else f"{b.alpha:.2f}"
         where = [str(b.batch), str(b.context), b.method, str(b.k)]
         sheet.rows.append([*where, f"{b.depth:.1f}", f"{b.length:.2f}", needed])
+    return sheet
+
+
+def best_k(document: Document) -> Sheet | None:
+    """The depths that pay, a column for each acceptance; None where no method's rounds drafted all they could."""
+    alphas = list(dict.fromkeys(b.alpha for b in document.best_depths))
+    loads: dict[tuple[str, str, str], dict[float, str]] = {}
+    for b in document.best_depths:
+        cells = loads.setdefault((str(b.batch), str(b.context), b.method), {})
+        cells[b.alpha] = f"k={b.k}, {b.speedup:.2f}×" if b.k else "none"
+    if not loads:
+        return None
+    sheet = Sheet("Which k pays", ("batch", "context", "method"), [f"{alpha:g}" for alpha in alphas])
+    sheet.rows += [[*load, *(cells[alpha] for alpha in alphas)] for load, cells in loads.items()]
+    sheet.caption = "the measured k that gains most and its gain over plain, for drafts of this acceptance per token"
     return sheet
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 Message = dict[str, str]
 SHIPPED = Path(__file__).with_name("prompts.jsonl")
 _SPEAKERS = {"human": "user", "user": "user", "system": "system", "gpt": "assistant", "assistant": "assistant"}
+_GAP = re.compile(r"[\s,]*")
 _EXPECTED = 'expected a string, {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]}'
 
 
@@ -69,7 +71,7 @@ def read_requests(path: Path) -> list[Request]:
 
     An entry is a string, or an object with "prompt", "messages" (role, content) or "conversations" (from, value); of a
     conversation what precedes the first answer is asked. An object may name its "task".
-    Raises ValueError naming file and line (in a JSON list: entry), OSError if the file cannot be read.
+    Raises ValueError naming file and line (in a JSON list: where the entry begins), OSError if the file can't be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -82,7 +84,19 @@ def read_requests(path: Path) -> list[Request]:
 
 
 def _list_entries(path: Path, text: str) -> list[tuple[str, Any]]:
-    return [(f"{path}, entry {i}", value) for i, value in enumerate(_json(text, path), 1)]
+    """A JSON list read entry by entry, so that each keeps its line. json.loads has found it whole before."""
+    _json(text, path)
+    decoder, entries, at = json.JSONDecoder(), list[tuple[str, Any]](), text.index("[") + 1
+    while text[at := _after(_GAP, text, at)] != "]":
+        value, end = decoder.raw_decode(text, at)
+        entries.append((f"{path}, line {1 + text.count(chr(10), 0, at)} (entry {len(entries) + 1})", value))
+        at = end
+    return entries
+
+
+def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def _line_entries(path: Path, text: str) -> list[tuple[str, Any]]:

@@ -1,15 +1,18 @@
 """The small parts on fixed inputs: traces, differences, floors, break-even, transformers' clock, forced acceptance."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from support import tiny
 
 from specdec import SamplingParams
+from specdec.bench import memory
 from specdec.bench.breakeven import Cost, alpha_for, best_depths, break_even
 from specdec.bench.floor import Traffic, copy_bandwidth, floor
 from specdec.bench.losslessness import compare_tokens, first_difference, logit_margin
+from specdec.bench.memory import peak_bytes, reset_peak
 from specdec.bench.outside import METHODS, _as_run, run_transformers
 from specdec.bench.split import Split
 from specdec.bench.stand import Arm, Job, MethodFailed, out_of_memory, reason, rounds_of
@@ -193,3 +196,21 @@ def test_names_and_reasons() -> None:
         and reason(ValueError("a\n b")) == "a b"
         and reason(KeyError()) == "KeyError"
     )
+
+
+# Memory
+
+
+def test_peak_memory_of_a_cpu_is_that_since_the_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    reset_peak(cpu)
+    held = torch.ones(1 << 24)
+    assert peak_bytes(cpu) > held.nbytes
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    (tmp_path / "status").write_text("VmPeak:\t 99 kB\nVmHWM:\t   12 kB\n")
+    assert peak_bytes(cpu) == 12 * 1024
+    reset_peak(cpu)
+    assert (tmp_path / "clear_refs").read_text() == "5"
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
+    reset_peak(cpu)
+    assert peak_bytes(cpu) > held.nbytes, "elsewhere the peak of the whole life"

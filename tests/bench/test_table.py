@@ -29,6 +29,8 @@ def test_tables_say_everything_once() -> None:
         "note mind the <gap>",
         "Break-even",
         "never pays",
+        "Which k pays",
+        "k=4, 2.26×",
         "Mixed load, 50 / 90 / 99 %: 4 prompts of 4,096 tokens arrive",
         "90.0/200.0/200.0",
         "512 of 512",

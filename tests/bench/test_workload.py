@@ -60,7 +60,11 @@ def test_sharegpt_list(tmp_path: Path) -> None:
         (['{"conversations": ["hi"]}'], 'line 1: expected turns with "from"'),
         (['{"conversations": []}'], "line 1: expected a conversation that a user opens"),
         (['{"conversations": [{"from": "gpt", "value": "a"}]}'], "line 1: expected a conversation that a user opens"),
-        (['[{"prompt": "a"}, {"prompt": null}]'], "entry 2: expected a string"),
+        (['[{"prompt": "a"}, {"prompt": null}]'], "line 1 (entry 2): expected a string"),
+        (
+            ["[", ' {"prompt": "a [b]"},', "", ' {"prompt": ["x", {}]}, {"prompt": "c"}]'],
+            "line 4 (entry 2): expected a string",
+        ),
         (['[{"prompt": "a"},', "{]"], "line 2: expected JSON"),
         (["[]"], "expected at least one prompt, got none"),
         ([" ", ""], "expected at least one prompt, got none"),
