@@ -146,7 +146,7 @@ class Benchmark:
         try:
             runs = []
             for job in jobs:
-                where = f"batch {point.batch}, {point.workload.name}, temperature {point.temperature:g}"
+                where = f"batch {point.batch}, {point.workload.name}, T={point.temperature:g}"
                 self.progress(f"{arm.name}, {where}: {what}", min(1.0, self._done / self._total))
                 runs.append(self._run(arm, job))
                 self._done += 1
