@@ -57,17 +57,27 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
     length = wishes.max_model_len or positions or 4096
     device = torch.device(specs[0].device)
     rows = wishes.max_rows or (CPU_ROWS if device.type == "cpu" else CUDA_ROWS)
-    block_bytes = KVPool.bytes_per_block_of(specs, wishes.block_size)
-    memory = wishes.kv_memory or _free_bytes(device)
-    blocks = min(memory // block_bytes, rows * -(-length // wishes.block_size))
-    if blocks < 1:
-        raise ValueError(f"kv_memory: expected at least {block_bytes} bytes, one block of KV, got {memory}")
+    blocks = min(_blocks(specs, wishes), rows * -(-length // wishes.block_size))
     return Limits(length, rows, blocks, wishes.block_size)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
     """The positions that a model's config allows, None where it names none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _blocks(specs: Sequence[KVSpec], wishes: Wishes) -> int:
+    """Blocks that the wished memory holds, else the free memory of each device that layers are on."""
+    if wishes.kv_memory:
+        shares = [(specs, wishes.kv_memory)]
+    else:
+        devices = {torch.device(spec.device) for spec in specs}
+        shares = [([s for s in specs if torch.device(s.device) == device], _free_bytes(device)) for device in devices]
+    sizes = [(KVPool.bytes_per_block_of(part, wishes.block_size), memory) for part, memory in shares]
+    for size, memory in sizes:
+        if memory < size:
+            raise ValueError(f"kv_memory: expected at least {size} bytes, one block of KV, got {memory}")
+    return min(memory // size for size, memory in sizes)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -24,6 +24,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from specdec.limits import max_positions
+from specdec.model import device_of
 from specdec.sampling import SamplingParams
 from specdec.sequence import Sequence
 
@@ -148,7 +149,7 @@ class Call:
                 return (
                     f"{_STATEFUL[type(processor).__name__]}=: it keeps state that a rejected draft spoils; leave it out"
                 )
-        if torch.is_autocast_enabled(self.model.device.type):
+        if torch.is_autocast_enabled(device_of(self.model).type):
             return "torch.autocast: keys and values would differ in dtype there; call generate outside of it"
         return "synced_gpus=True: rounds are not in step between processes; leave it out" if self.synced_gpus else None
 

@@ -27,7 +27,7 @@ from specdec.hf.call import Call
 from specdec.hf.session import Need, Options, Session
 from specdec.limits import Wishes
 from specdec.loading import load_model
-from specdec.model import kv_specs
+from specdec.model import device_of, kv_specs
 
 LLM_OPTIONS = ("max_model_len", "max_rows", "kv_memory", "block_size", "prompt_budget", "graphs", "compile", "lag")
 
@@ -72,7 +72,9 @@ class Enabled:
             raise RuntimeError(f"model: this {type(self.model).__name__} is decoding; let its generate end first")
         self.session.close()
         self.session = None
-        if self.model.device.type == "cuda":  # its graphs are in cycles, and the next engine is sized by what is free
+        if (
+            device_of(self.model).type == "cuda"
+        ):  # its graphs are in cycles, and the next engine is sized by what is free
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -158,7 +160,7 @@ class Enabled:
 
     def _loaded(self, drafter: Any) -> Any:
         if isinstance(drafter, (str, os.PathLike)) and drafter != "lookup":
-            return load_model(drafter, dtype=self.model.dtype, device=self.model.device).model
+            return load_model(drafter, dtype=self.model.dtype, device=device_of(self.model)).model
         return drafter
 
 
@@ -281,11 +283,6 @@ def _misfit(model: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
         return None
     if assistant is model:
         return "assistant_model: expected another model object than the target"
-    if (assistant.device, assistant.dtype) != (model.device, model.dtype):
-        return (
-            f"assistant_model: expected it on {model.device} in {model.dtype}, as the target is, "
-            f"got {assistant.device} and {assistant.dtype}"
-        )
     try:
         check_vocabulary(model, assistant, arguments.get("tokenizer"), arguments.get("assistant_tokenizer"))
     except ValueError as error:
@@ -315,9 +312,6 @@ def _check_model(model: Any) -> None:
         )
     if model.config.is_encoder_decoder:
         raise ValueError(f"model: expected a decoder-only language model, got {type(model).__name__}")
-    devices = sorted({str(p.device) for p in model.parameters()})
-    if len(devices) > 1:
-        raise ValueError(f"model: expected all weights on one device, got {', '.join(devices)}")
 
 
 def _check_drafter(drafter: Any) -> None:

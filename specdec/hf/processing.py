@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.draft import Draft
 from specdec.hf.call import Call
+from specdec.model import device_of
 from specdec.rows import RowView
 from specdec.sequence import Sequence
 from specdec.verify import Accepted, Verification, Verifier
@@ -24,11 +25,11 @@ class ProcessedVerifier:
     def __init__(self, inner: Verifier, call: Call, seqs: list[Sequence], placed: list[Sequence | None]):
         self.inner, self.processors, self.placed = inner, call.processors, placed
         self._member = {seq: b for b, seq in enumerate(seqs)}
-        self._padding = torch.tensor(call.padding, device=call.model.device)
+        self._padding = torch.tensor(call.padding, device=device_of(call.model))
         width = call.input_ids.shape[1]
         self._batch = call.input_ids.new_full((len(seqs), width + call.new_tokens), call.pad_id)
         self._batch[:, :width] = call.input_ids
-        self._batch = self._batch.to(call.model.device)
+        self._batch = self._batch.to(device_of(call.model))
 
     def accept(self, logits: Tensor, verification: Verification, draft: Draft, view: RowView) -> Accepted:
         """logits [N, vocab] of the packed tokens."""

@@ -18,7 +18,7 @@ from specdec.hf.replay import Replay
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose, max_positions
 from specdec.llm import LLM
-from specdec.model import kv_specs
+from specdec.model import device_of, kv_specs
 from specdec.sequence import Sequence
 
 _SHORTEST = 256
@@ -182,7 +182,8 @@ def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
 
 def _own_random(model: PreTrainedModel) -> Any:
     """Within it torch's generators may be used; they go on afterwards from where they were."""
-    return torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else [])
+    where = device_of(model)
+    return torch.random.fork_rng(devices=[where] if where.type == "cuda" else [])
 
 
 def _or_auto(k: int | None) -> int | str:

@@ -17,6 +17,14 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return embedding.weight.device
 
 
+def refuse_empty(model: PreTrainedModel) -> None:
+    """Raises ValueError for weights on the meta device that no hook will fetch: they have no values."""
+    for name, module in model.named_modules():
+        empty = [n for n, parameter in module.named_parameters(recurse=False) if parameter.is_meta]
+        if empty and not hasattr(module, "_hf_hook"):
+            raise ValueError(f"model: expected weights with values, got {name}.{empty[0]} on the meta device")
+
+
 def is_spread(model: PreTrainedModel) -> bool:
     """Whether the weights are on several devices or wait elsewhere than where they are used."""
     found = {parameter.device for parameter in model.parameters()}

@@ -24,7 +24,7 @@ from specdec.kvpool import KVSpec
 from specdec.model.gathered import GatheredRoute
 from specdec.model.hooked import HookedRoute
 from specdec.model.packed import Packed
-from specdec.model.placement import device_of
+from specdec.model.placement import device_of, refuse_empty
 from specdec.model.shrink import shrunk
 
 Route = HookedRoute | GatheredRoute
@@ -39,8 +39,7 @@ ROUTE_NAMES = ("paged", "gathered", "gathered apart")
 
 _LENGTHS, _NEW = (23, 5, 14), (4, 1, 6)
 _BLOCK_SIZE, _WIDTH = 4, 6
-_TOLERANCE = {torch.float32: 3e-4}
-_ROUNDED_TOLERANCE = 0.05
+_TOLERANCE = {torch.float32: 3e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 """Of the largest logit. Random fp32 models of two to eight layers differ by 1e-6 to 1e-5; a wrong mask gives 0.1 to 1."""
 
 
@@ -61,6 +60,10 @@ _verdicts: dict[tuple[type, str], Verdict] = {}
 
 def route_of(model: PreTrainedModel) -> Route:
     """The fastest route that is right for `model`. Raises ValueError with the reasons if there is none."""
+    refuse_empty(model)
+    if (dtype := model.get_input_embeddings().weight.dtype) not in _TOLERANCE:
+        expected = "float32, bfloat16 or float16"
+        raise ValueError(f"model: expected weights in {expected}, got {str(dtype).removeprefix('torch.')}")
     refuse_stateful(_own_class(model), model.config)
     verdict = verdict_of(model)
     if verdict.route is None:
@@ -112,7 +115,7 @@ def try_routes(model: PreTrainedModel) -> Verdict:
         except Exception as failure:
             reasons.append(f"{failure!s:.200}" if isinstance(failure, ValueError) else f"{failure!r:.200}")
             continue
-        if error <= _TOLERANCE.get(model.dtype, _ROUNDED_TOLERANCE):
+        if error <= _TOLERANCE[model.get_input_embeddings().weight.dtype]:
             return Verdict(number, tuple(reasons))
         reasons.append(f"its logits on blocks differ from its own by {error:.1g} of the largest")
     return Verdict(None, tuple(dict.fromkeys(reasons)))
