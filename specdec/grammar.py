@@ -25,7 +25,7 @@ class Grammars:
                 "json_schema, regex, grammar: they need llguidance: pip install specdec[grammar]"
             ) from error
         try:
-            self._tokenizer = from_tokenizer(tokenizer, vocab_size, list(eos) or None)
+            self._tokenizer = from_tokenizer(tokenizer, max(vocab_size, len(tokenizer)), list(eos) or None)
         except Exception as error:
             raise ValueError(
                 f"json_schema, regex, grammar: expected a fast tokenizer of transformers, got {type(tokenizer).__name__} "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,12 @@ def test_every_parameter_of_decoding_has_its_option(generate) -> None:
     assert ids("--stop-token-id", last) == plain[: plain.index(last) + 1]
     assert len(ids("--stop-token-id", first, "--min-tokens", 3)) > 1
     assert len(set(ids("--repetition-penalty", 9999))) == 7
+
+
+def test_output_follows_a_grammar(generate) -> None:
+    assert re.fullmatch(r"[ab]{3}\n", generate("hi", "--raw", "--no-stream", "--regex", "[ab]{3}").out)
+    refused = generate("hi", "--raw", "--regex", "(")
+    assert refused.status == 1 and refused.error.startswith("regex: expected one that llguidance understands, got '('")
 
 
 def test_json_has_the_log_probabilities(generate) -> None:

@@ -28,6 +28,38 @@ def model():
     return copy.deepcopy(tiny("llama"))
 
 
+def test_what_a_request_may_not_ask_for(model):
+    """Refused at once, by name; what needs a tokenizer says so."""
+    with LLM(model, max_rows=1, max_model_len=32) as llm:
+        for asked, message in (
+            ({"bad_words": ("ab",)}, "bad_words: strings need a tokenizer"),
+            ({"stop": "a"}, "stop: stop strings need a tokenizer"),
+            ({"logit_bias": {VOCAB: 1.0}}, "logit_bias: expected token ids in 0..96, got 97"),
+            ({"allowed_token_ids": (500,)}, "allowed_token_ids: expected token ids in 0..96, got 500"),
+            (
+                {"bad_words": [[1, i % VOCAB, i // VOCAB] for i in range(257)]},
+                "bad_words, min_tokens: expected at most 256",
+            ),
+            ({"regex": "a+"}, "regex, grammar: expected a fast tokenizer of transformers, got NoneType"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                llm.generate([1, 2], SamplingParams(max_tokens=2, **asked))
+        model.generation_config.num_beams = 3
+        try:
+            with pytest.raises(ValueError, match="generation_config.num_beams: expected None or 1, got 3"):
+                llm.generate([1, 2])
+        finally:
+            model.generation_config.num_beams = None
+        assert "specdec_emitted_tokens_total 0\n" in llm.metrics()
+
+
+def test_a_bad_word_is_not_written(smol):
+    """As a string: the word itself, and with a space before it."""
+    prompt, asked = "The capital of France is", {"max_tokens": 6, "temperature": 0.0}
+    said, avoided = (smol.generate(prompt, SamplingParams(**asked, bad_words=w))[0].text for w in ((), ("Paris",)))
+    assert "Paris" in said and "Paris" not in avoided
+
+
 def plain_of(loaded, ids, new):
     inputs = torch.tensor([ids])
     out = loaded.model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=new, do_sample=False)
