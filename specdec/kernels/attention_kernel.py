@@ -9,6 +9,7 @@ the split over keys flash-decoding's, the block table PagedAttention's (Kwon et 
 import triton
 import triton.language as tl
 
+from specdec.kernels.dependent import wait
 from specdec.kernels.plan_kernel import (
     FIRST,
     ITEM,
@@ -208,9 +209,10 @@ def _reduce(
 def reduce_kernel(
     HEAD, PAIRS, PARTIAL_O, PARTIAL_LSE, O, LSE, SINKS, so_t, so_h,
     H_KV: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (pair, KV head, lot of ROWS rows)."""
+    wait(DEPENDENT)
     lots: tl.constexpr = H_KV * (BLOCK_M // ROWS)
     pair, lot = tl.program_id(0) // lots, tl.program_id(0) % lots
     if pair < tl.load(HEAD + NUM_PAIRS):
@@ -372,7 +374,7 @@ def attention_kernel(
     H_KV: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr, UPCAST: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    PERSISTENT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per item and KV head, or PERSISTENT: fewer programs, which share a table of unknown length.
 
@@ -380,6 +382,7 @@ def attention_kernel(
     the same strides. NARROW: no element of a head lies 2^31 or more from its first one. Both make addresses cheaper,
     which are else two fifths of the loop's instructions.
     """
+    wait(DEPENDENT)
     works = tl.load(HEAD + NUM_ITEMS) * H_KV
     if PERSISTENT:
         for i in range(tl.program_id(0), works, tl.num_programs(0)):

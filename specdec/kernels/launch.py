@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.backend import INTERPRETED, on_device
 from specdec.kernels.config import FEW_KEYS, Config, config_for, device_limits, padded
+from specdec.kernels.dependent import dependent
 from specdec.kernels.options import Options
 from specdec.kernels.plan import AttentionPlan
 from specdec.kernels.plan_kernel import ITEM, PAIR_COLUMNS, plan_kernel
@@ -158,7 +159,7 @@ def _attend(shape: Shape, work: Work, tensors: tuple, plan: AttentionPlan, optio
         WINDOW=shape.window is not None, TREE_WORDS=shape.tree_words, FUSED=config.fused,
         ALIKE=k_cache.stride() == v_cache.stride(), NARROW=max(_extent(k_cache), _extent(v_cache)) < 2**31,
         UPCAST=INTERPRETED, PERSISTENT=plan.split_size is not None,
-        num_warps=config.warps, num_stages=config.stages,
+        num_warps=config.warps, num_stages=config.stages, **dependent(q),
     )  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def _reduce(shape: Shape, work: Work, tensors: tuple[Tensor, Tensor | None], opt
     reduce_kernel[(work.pairs.shape[0] * lots,)](
         work.head, work.pairs, work.partial_o, work.partial_lse, out, lse, options.sinks, *out.stride()[:2],
         H_KV=shape.kv_heads, G=shape.group, DV=out.shape[2], DV_PAD=shape.v_dim, BLOCK_M=shape.config.block_m,
-        ROWS=REDUCE_ROWS, num_warps=4,
+        ROWS=REDUCE_ROWS, num_warps=4, **dependent(out),
     )  # fmt: skip
 
 
