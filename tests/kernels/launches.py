@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import Sampling, accept, backend, match, sample
+from specdec.kernels import Sampling, accept, backend, linear, match, sample
 from specdec.kernels import round as rounds
 from specdec.kernels.columns import RowState, Settled
 
@@ -37,7 +37,9 @@ class Launch(NamedTuple):
 
 @contextmanager
 def recorded() -> Iterator[dict[str, Launch]]:
-    """Within it, launches of CPU tensors go into the dictionary, by the kernel's name and first pointer type."""
+    """Within it, launches of CPU tensors go into the dictionary, by the kernel's name and first pointer type, and ' for
+    every further launch of these that differs.
+    """
     found: dict[str, Launch] = {}
 
     def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
@@ -46,7 +48,9 @@ def recorded() -> Iterator[dict[str, Launch]]:
         constants = {p.name for p in kernel.params if p.is_constexpr}
         types = {n: v if n in constants else type_of(v) for n, v in values.items()}
         first = next(iter(types.values()))
-        found[f"{kernel.__name__}({first})"] = Launch(kernel, types, options)
+        name, launch = f"{kernel.__name__}({first})", Launch(kernel, types, options)
+        while found.setdefault(name, launch) != launch:
+            name += "'"
 
     with patch.object(JITFunction, "run", record), patch.object(backend, "_forced", True):
         yield found
@@ -61,10 +65,11 @@ def type_of(value: Any) -> Any:
 
 
 def launches(dtypes: Sequence[torch.dtype]) -> dict[str, Launch]:
-    """Every kernel of sampling (from logits of each dtype), looking up, accepting and of the round."""
+    """Every kernel of sampling and products (of each dtype), looking up, accepting and of the round."""
     with recorded() as found:
         for dtype in dtypes:
             sampling(dtype)
+            products(dtype)
         history, ones = torch.ones(8, 2048, dtype=torch.int32), torch.ones(8, dtype=torch.int64)
         match(history, ones, k=8)
         drafts, bounds = torch.ones(8, 8, dtype=torch.int64), torch.zeros(9, dtype=torch.int32)
@@ -77,6 +82,14 @@ def sampling(dtype: torch.dtype) -> None:
     logits, ints = torch.zeros(4, 128_256, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     floats = torch.ones(4)
     sample(logits, ints, Sampling(floats, ints.int(), floats, floats, ints), rows=ints)
+
+
+def products(dtype: torch.dtype) -> None:
+    """Of one token and of 16, in each of the tiles."""
+    for rows, width in ((8192, 1024), (1024, 8192), (1024, 1024), (960, 576)):
+        weight = torch.empty(rows, width, dtype=dtype)
+        linear(weight[:1], weight, weight[0, :0].new_empty(rows))
+        linear(weight[:16], weight)
 
 
 def round_of(batch: int, k: int) -> None:

@@ -33,9 +33,12 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 def compile_for(kernel: Any, arch: int, types: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Compile `kernel` with its arguments typed as in `types`; a value that is no type string is a constant."""
     names = kernel.arg_names
+    if "DEPENDENT" in names:
+        types = types | dict(DEPENDENT=arch >= 90)
     constants = {n: v for n, v in types.items() if not isinstance(v, str)}
     signature = {n: "constexpr" if n in constants else types[n] for n in names}
-    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n[:2] in ("sq", "sk", "sv", "so")]
+    strides = ("sq", "sk", "sv", "so", "stride")
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n.startswith(strides)]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
