@@ -129,6 +129,7 @@ def variant_points() -> list[tuple[str, dict[str, Point]]]:
         points |= {f"block size {n}": replace(usual, page=n) for n in (1, 3, 64, 256)}
         points |= {f"group {n}": replace(usual, heads=(8 * n, 8)) for n in (1, 7, 8)}
         points |= {f"head dim {n}": replace(usual, dim=n) for n in (64, 80, 256)}
+        points |= {"head dim 64, twice": replace(usual, dim=64, lengths=2 * usual.lengths)}  # of the usual bytes
         points |= {"fp8 KV": replace(usual, kv_dtype=torch.float8_e4m3fn)}
         groups.append((f"{batch} x {length}, {q_len}", points))
     for q_len in (1, 5, 16):

@@ -193,6 +193,16 @@ def test_int64_addresses() -> None:
 
 
 @pytest.mark.interpreter
+def test_lengths_past_the_table_are_held_to_it() -> None:
+    """flash-attention#2709, #2711: what stands behind a row of the table is wild, and looking at lengths takes no sync."""
+    case = make_case([2, 1], [48, 20])
+    want = attention_fp64(case)
+    case.block_table = case.block_table[:, :3]  # all of 48 keys' blocks, and no more
+    case.seq_lens = torch.tensor([500, 20], dtype=torch.int32)
+    check(want, *run_kernel(case, FUSED))
+
+
+@pytest.mark.interpreter
 def test_interpreted_dispatch() -> None:
     case = make_case([2, 1], [20, 9])
     with interpreted():

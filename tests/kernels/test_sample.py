@@ -10,10 +10,11 @@ import torch
 import triton
 import triton.language as tl
 
+from specdec.kernels import filter_kernel, sample_kernel
 from specdec.kernels import sample as dispatched
 from specdec.kernels.backend import interpreted
 from specdec.kernels.philox_kernel import log2_exponential
-from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words, weights
+from specdec.kernels.reference.philox import MASK32, gumbel, gumbel_of_words
 from specdec.kernels.reference.sample import Sampling, sample
 
 
@@ -251,18 +252,32 @@ def test_kernel_where_more_pass_than_it_keeps_at_hand(dtype):
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("many", [20, 3000])
-def test_kernel_where_top_p_falls_on_a_boundary(many):
-    """Two values, and a p that the higher one's mass is equal to, or just above or below: too close for an estimate.
+@pytest.mark.parametrize("columns", [300, 2900])
+def test_kernel_where_no_estimate_is_trusted(columns, monkeypatch):
+    """Exact masses decide then, also where more may pass than the kernel keeps at hand (2900)."""
+    for module in (filter_kernel, sample_kernel):
+        monkeypatch.setattr(module, "MASS_ERROR", tl.constexpr(1.0))
+    x = logits_of(3, columns, scale=0.3)
+    check_kernel(x, torch.arange(3), make(3, 1.1, top_p=[0.9, 0.5, 0.99]))
 
-    3000: more than the kernel keeps at hand, so that the race's winners are asked.
-    """
-    x = torch.full((1, 2 * many), -1.0)
-    x[:, ::2] = 0.0
-    w = weights(torch.tensor([0.0, -1.0])).double()
-    p = (w[0] / w.sum()).float()
-    near = torch.nextafter(p, torch.tensor(0.0)), p, torch.nextafter(p, torch.tensor(1.0)), p - 1e-5, p + 1e-5
-    check_kernel(x.expand(10, -1).contiguous(), torch.arange(10), make(10, 1.0, top_p=[float(n) for n in near] * 2))
+
+@triton.jit
+def both_masses(x, size, least, inverse, z_top, out, BLOCK: tl.constexpr):
+    tl.store(out, filter_kernel.mass_from(x, 0, size, least, inverse, z_top, BLOCK).to(tl.float64))
+    tl.store(out + 1, filter_kernel.estimated_mass_from(x, size, least, inverse, z_top, BLOCK))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("temperature", [0.01, 0.7, 30.0])
+def test_estimated_masses_are_within_their_bound(temperature):
+    for seed, scale in enumerate((0.1, 3.0, 40.0)):
+        x = logits_of(1, 5000, seed, scale)[0]
+        inverse = (1 / torch.tensor(temperature)).item()
+        for least in (-math.inf, 0.0, x.max().item()):
+            out = torch.zeros(2, dtype=torch.float64)
+            both_masses[(1,)](x, 5000, least, inverse, (x.max() * inverse).item(), out, BLOCK=1024)
+            exact, estimated = out.tolist()
+            assert abs(exact - estimated) <= exact * filter_kernel.MASS_ERROR.value / 2 + 5000
 
 
 @pytest.mark.interpreter

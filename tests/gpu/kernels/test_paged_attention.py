@@ -109,7 +109,7 @@ def test_either_reduction(config: Any, fused: bool) -> None:
 
 
 def test_repeated_calls_are_bitwise_equal() -> None:
-    """One plan for 300 layers: a counter left over from the layer before, or a race between splits, would show."""
+    """aiter#5090: one plan for 300 layers; a counter left over from the layer before, or a race of splits, would show."""
     case = on_gpu(make_case([4, 1, 2], [9_000, 517, 3_000], heads=(8, 2), dims=(128, 128), dtype=torch.bfloat16))
     plan = plan_attention(**case.lengths)
     first, first_lse = shipped(case, plan)
@@ -129,7 +129,9 @@ REPLAYS = [
 
 @pytest.mark.parametrize("options", [{}, dict(window=100), dict(split_size=256)], ids=str)
 def test_graph_replays_with_other_lengths(options: dict[str, Any]) -> None:
-    """vllm#48076, sglang#22800, #26019: the plan is part of the graph, and tokens that no row owns come out as 0."""
+    """vllm#48076, #20301, sglang#22800, #26019, flashinfer#187, #4002: the plan is part of the graph, and tokens that no
+    row owns come out as 0.
+    """
     options, split_size = dict(options), options.get("split_size")
     options.pop("split_size", None)
     shape = dict(heads=(8, 2), dims=(128, 128), dtype=torch.bfloat16)
@@ -232,8 +234,8 @@ INVARIANT = {
 
 @pytest.mark.parametrize("name", INVARIANT)
 def test_invariant_mode_is_bitwise(name: str) -> None:
-    """1,500 random batches of up to 6 sequences of 1 to 16 new tokens: any number of each one's last tokens, alone, come
-    out with the very bits that they have in the batch. Nothing is copied to the host before the end.
+    """vllm#54506, #17476, #26130. 1,500 random batches of up to 6 sequences of 1 to 16 new tokens: any number of each one's
+    last tokens, alone, come out with the very bits that they have in the batch. Nothing is copied to the host before the end.
     """
     dtype, dims, group, window = INVARIANT[name]
     rng, split_size = random.Random(7), 256
