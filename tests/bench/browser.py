@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "google-chrome-stable")
+ANSWER_S = 120
 _OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--remote-debugging-pipe",
@@ -34,7 +36,7 @@ class Browser:
         )  # fmt: skip
         os.close(theirs_in)
         os.close(theirs_out)
-        self._out, self._in = os.fdopen(ours_out, "wb", buffering=0), os.fdopen(ours_in, "rb")
+        self._out, self._in, self._unread = ours_out, ours_in, b""
         self._last, self._session, self.events = 0, None, list[dict[str, Any]]()
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -43,10 +45,13 @@ class Browser:
 
     def close(self) -> None:
         self._session = None
-        self.call("Browser.close")
-        self._process.wait(20)
-        self._out.close()
-        self._in.close()
+        try:
+            self.call("Browser.close")
+            self._process.wait(ANSWER_S)
+        finally:
+            self._process.kill()
+            os.close(self._out)
+            os.close(self._in)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command and its answer; raises RuntimeError for an error. What comes meanwhile goes to `events`."""
@@ -54,7 +59,7 @@ class Browser:
         message = {"id": self._last, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
-        self._out.write(json.dumps(message).encode() + b"\0")
+        os.write(self._out, json.dumps(message).encode() + b"\0")
         while (answer := self._read()).get("id") != self._last:
             self.events.append(answer)
         if "error" in answer:
@@ -101,9 +106,13 @@ class Browser:
         return [event["params"]["request"]["url"] for event in sent]
 
     def _read(self) -> dict[str, Any]:
-        data = bytearray()
-        while (byte := self._in.read(1)) != b"\0":
-            if not byte:
+        """The next message; raises RuntimeError if none comes, so that no test hangs."""
+        while b"\0" not in self._unread:
+            if not select.select([self._in], [], [], ANSWER_S)[0]:
+                raise RuntimeError(f"Chromium said nothing for {ANSWER_S} s")
+            data = os.read(self._in, 1 << 16)
+            if not data:
                 raise RuntimeError("Chromium has gone")
-            data += byte
-        return json.loads(data)
+            self._unread += data
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
