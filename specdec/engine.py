@@ -16,18 +16,20 @@ import torch
 from torch import Tensor
 
 from specdec.acceptance import Acceptance
-from specdec.draft import Drafter, ModelDrafter
-from specdec.graphs import RoundGraphs
+from specdec.draft import Drafter, LookupDrafter, ModelDrafter
+from specdec.graphs import RoundGraphs, rounded_up
 from specdec.kernels.logprobs import logprobs
 from specdec.kernels.round import slots
 from specdec.kvpool import KVPool
 from specdec.logprobs import TokenLogprobs, columns, read, width
 from specdec.model import Packed, PagedModel
+from specdec.policy import Candidate, Outcome, Plan, Policy, Reading
 from specdec.processing import Processing
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
 from specdec.sequence import Sequence, Status
+from specdec.stopwatch import Stopwatch
 from specdec.verify import Verifier
 
 DEBUG = os.environ.get("SPECDEC_DEBUG", "") == "1"
@@ -58,6 +60,7 @@ def _told(error: Exception) -> str:
 class EngineConfig:
     """k: drafts per row and round at most. prompt_budget: prompt tokens between two rounds.
 
+    adaptive: how many of the k drafts are made follows their cost and survival (`Policy`); else always k.
     lag: rounds that the host reads behind the launch; 1 hides its work behind the device's, 0 is for a CPU.
     graphs: replay rounds as CUDA graphs.
     """
@@ -66,6 +69,7 @@ class EngineConfig:
     prompt_budget: int = 512
     lag: int = 1
     graphs: bool = False
+    adaptive: bool = False
 
 
 PARTS = ("prompts", "launch", "wait", "step")
@@ -114,13 +118,31 @@ class EngineStats:
 
 @dataclass(slots=True)
 class Flight:
-    """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose."""
+    """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose.
+
+    plan: what the policy decided of it; drafts: what each row may draft.
+    fair: whether it took as long as another round of its shape would.
+    """
 
     values: Tensor
     event: torch.cuda.Event | None
     seqs: list[Sequence]
     shape: RoundShape
+    plan: Plan
+    drafts: dict[Sequence, int]
+    took: Stopwatch
+    fair: bool
     logprobs: Tensor | None = None
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """A forward of the drafter over tokens that it had missed, `running` of them of `batch` running rows."""
+
+    tokens: int
+    running: int
+    batch: int
+    took: Stopwatch
 
 
 def _send(values: Tensor) -> Tensor:
@@ -169,6 +191,12 @@ class Engine:
         self.flights: list[Flight] = []
         self.listeners: dict[Sequence, Listener] = {}
         self.drafter_error: Exception | None = None
+        stepped = not isinstance(drafter, LookupDrafter)
+        self.policy = Policy(config.k, stepped=stepped) if drafter and config.adaptive else None
+        self.plan = Plan()
+        if self.policy and isinstance(drafter, ModelDrafter):
+            drafter.window = max(drafter.window, config.lag + 1)  # what rounds in flight without drafts leave it behind
+        self._catch_ups: list[CatchUp] = []
         self._wanted = 0
 
     @property
@@ -223,6 +251,7 @@ class Engine:
         with self.stats.timed("prompts"):
             self._extend_prompts()
         self._join()
+        self._plan()
         self.scheduler.reserve(self._slots())
         with self.stats.timed("launch"):
             self._launch()
@@ -252,7 +281,16 @@ class Engine:
         return {seq: len(seq) + self._in_flight(seq) + self._k(seq) for seq in self.scheduler.running}
 
     def _k(self, seq: Sequence) -> int:
-        return 0 if self.drafter is None else self.config.k if seq.params.k is None else seq.params.k
+        """Drafts of `seq` in the next round, at most."""
+        if self.drafter is None:
+            return 0
+        if self._fixed(seq):
+            return self.config.k if seq.params.k is None else seq.params.k
+        return self.plan.drafts.get(seq, 0)
+
+    def _fixed(self, seq: Sequence) -> bool:
+        """Whether how much to draft for `seq` is not the policy's to decide."""
+        return self.policy is None or seq.params.k is not None
 
     def _admit(self) -> None:
         copies = self.scheduler.admit(seq for f in self.flights for seq in f.seqs)
@@ -268,16 +306,27 @@ class Engine:
                 self.stats.prompt_tokens += sum(c.end - c.start for c in part)
                 for c in part:
                     c.seq.target_len = c.end
+        extending = [seq for seq in self.scheduler.sequences if seq.status is Status.EXTENDING]
+        if self.policy and self.policy.resting:
+            self.scheduler.resting.update(seq for seq in extending if not self._fixed(seq))
+        self._extend_drafter([seq for seq in extending if not self.scheduler.rests(seq)])
+
+    def _extend_drafter(self, seqs: list[Sequence]) -> None:
+        """Run the drafter over what it lacks of `seqs`."""
         if not isinstance(self.drafter, ModelDrafter):
             return
-        chunks = self.scheduler.drafter_chunks(self.drafter.window)
-        if self._extend(self.drafter.model, chunks):
-            self.stats.drafter_tokens += sum(c.end - c.start for c in chunks)
-            for c in chunks:
-                c.seq.drafter_len = c.end
-        for seq in self.scheduler.running:
-            if any(c.seq is seq for c in chunks):
-                self.rows.set_drafter_len(seq.row, seq.drafter_len)
+        chunks = self.scheduler.drafter_chunks(seqs)
+        took = Stopwatch(self.rows.device)
+        if not self._extend(self.drafter.model, chunks):
+            return
+        running = [c for c in chunks if c.seq.status is Status.RUNNING]
+        for c in chunks:
+            c.seq.drafter_len = c.end
+        for c in running:
+            self.rows.set_drafter_len(c.seq.row, c.end)
+        tokens, of_running = (sum(c.end - c.start for c in part) for part in (chunks, running))
+        self.stats.drafter_tokens += tokens
+        self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
 
     def _extend(self, model: PagedModel, chunks: list[Chunk], scored: bool = False) -> bool:
         """Run the chunks, ragged and packed, with the head if `scored`. A failure ends their sequences and no other."""
@@ -350,6 +399,36 @@ class Engine:
         except Exception as error:  # no memory for the tables of its logits
             self._finish(seq, "error", error)
 
+    def _plan(self) -> None:
+        """Decide how much each row drafts, and catch up the drafter where it is behind and wanted."""
+        seqs = self.scheduler.running
+        behind = {seq: self._behind(seq) for seq in seqs}
+        free = [seq for seq in seqs if not self._fixed(seq)]
+        if self.policy:
+            rows = [Candidate(seq, behind[seq], self._unread(seq)) for seq in free]
+            self.plan = self.policy.plan(rows, len(seqs), sum(f.plan.risk for f in self.flights))
+        self.rows.flush()
+        self._extend_drafter([seq for seq in seqs if behind[seq] and self._k(seq)])
+        drafts = {s: self.plan.drafts[s] for s in free if s in self.plan.drafts and not (behind[s] and self._behind(s))}
+        self.plan = replace(self.plan, drafts=drafts, steps=self.plan.steps if drafts else 0)
+        for seq in self.scheduler.running:
+            self.rows.set_k(seq.row, self._k(seq))
+
+    def _behind(self, seq: Sequence) -> int:
+        """Tokens that the drafter must run before it can draft for `seq` again, or 0.
+
+        Rounds in flight that do not draft for it leave it a token further behind each.
+        """
+        if not isinstance(self.drafter, ModelDrafter):
+            return 0
+        lacks, window = len(seq) - seq.drafter_len, self.drafter.window
+        in_flight = 0 if self._unread(seq) else sum(seq in f.seqs for f in self.flights)
+        return lacks - 1 if lacks + in_flight > window else 0
+
+    def _unread(self, seq: Sequence) -> bool:
+        """Whether a round in flight drafts for `seq`."""
+        return any(f.drafts.get(seq) for f in self.flights)
+
     # -- the round, and what it brought
 
     def _launch(self) -> None:
@@ -357,15 +436,20 @@ class Engine:
         if not seqs:
             return
         self.rows.flush()
-        shape = self._shape(seqs)
+        shape, drafts = self._shape(seqs), {seq: self._k(seq) for seq in seqs}
+        captures = self.graphs.captures if self.graphs else 0
+        took = Stopwatch(self.rows.device)
         try:
             result = self._run_round([seq.row for seq in seqs], shape)
         except Exception as error:
             for seq in seqs:
                 self._finish(seq, "error", error)
             return
+        took.stop()
+        fair = not shape.processed and (self.graphs is None or self.graphs.captures == captures)
         self.stats.rounds += 1
-        self.flights.append(self._send_home(result, seqs, shape))
+        values, reported, event = self._send_home(result)
+        self.flights.append(Flight(values, event, seqs, shape, self.plan, drafts, took, fair, reported))
 
     def _run_round(self, rows: list[int], shape: RoundShape) -> RoundResult:
         if self.graphs and not shape.processed and (self.drafter is None or getattr(self.drafter, "capturable", False)):
@@ -376,18 +460,19 @@ class Engine:
             return self.round.run(index, shape)
         except DrafterFailed as failure:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
-            self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
+            self.drafter_error, self.drafter, self.round.drafter, self.policy = failure.error, None, None, None
             self.scheduler.has_drafter = False  # or rows would wait for KV that nobody writes
             warnings.warn(f"the drafter failed, decoding goes on without it: {_told(failure.error)}", stacklevel=2)
             return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:
-        k = max(self._k(seq) for seq in seqs)
+        each = [self._k(seq) for seq in seqs]
+        k = max([*each, *([self.plan.steps] if any(not self._fixed(seq) for seq in seqs) else [])])
         tokens = None
         if self.rows.device.type != "cpu":
             # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
-            drafts = len(seqs) * k if self.draft_model else min(len(seqs) * k, self._wanted)
-            tokens = len(seqs) + drafts
+            drafts = sum(each) if self.draft_model else min(sum(each), self._wanted)
+            tokens = len(seqs) + len(seqs) * rounded_up(-(-drafts // len(seqs)))
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
         return RoundShape(
             k,
@@ -400,13 +485,14 @@ class Engine:
             processed_logprobs=width(s.params.logprobs for s in seqs if s.params.processed_logprobs),
         )
 
-    def _send_home(self, result: RoundResult, seqs: list[Sequence], shape: RoundShape) -> Flight:
+    def _send_home(self, result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
+        """The round's values and log-probabilities in memory that the host can read, after the event."""
         values, event = _send(result.values), None
         reported = None if result.logprobs is None else _send(result.logprobs)
         if result.values.is_cuda:
             event = torch.cuda.Event()
             event.record()
-        return Flight(values, event, seqs, shape, reported)
+        return values, reported, event
 
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
@@ -414,18 +500,45 @@ class Engine:
             with self.stats.timed("wait"):
                 flight.event.synchronize()
         n = len(RoundResult.COLUMNS)
-        self._wanted = 0
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
-        for b, (seq, values) in enumerate(zip(flight.seqs, rows, strict=True)):
-            counts = dict(zip(RoundResult.COLUMNS, values[:n], strict=True))
-            self._wanted += counts["num_wanted"]
+        counts = [dict(zip(RoundResult.COLUMNS, values[:n], strict=True)) for values in rows]
+        if flight.shape.draft_steps:
+            self._wanted = sum(c["num_wanted"] for c in counts)
+        if self.policy:
+            self._learn(flight, counts)
+        for b, (seq, count, values) in enumerate(zip(flight.seqs, counts, rows, strict=True)):
             if seq.status is Status.FINISHED or seq.cancelled:
-                self.stats.dropped += counts["num_emitted"]
+                self.stats.dropped += count["num_emitted"]
                 continue
-            token_ids = values[n : n + counts["num_emitted"]]
+            token_ids = values[n : n + count["num_emitted"]]
             if seq.params.logprobs is not None:
                 seq.logprobs += _reported(flight, b, token_ids)
-            self._take(seq, counts, token_ids)
+            self._take(seq, count, token_ids)
+
+    def _learn(self, flight: Flight, counts: list[dict[str, int]]) -> None:
+        """Tell the policy what the round brought and took, and what catching up took before it."""
+        while self._catch_ups and self._catch_ups[0].took.done:
+            done = self._catch_ups.pop(0)
+            self.policy.caught_up(done.tokens, done.running, done.batch, done.took.seconds)
+        rows, tokens = len(flight.seqs), flight.shape.tokens
+        drafted = sum(c["num_drafts"] for c in counts)
+        self.policy.observe(
+            Reading(
+                batch=rows,
+                steps=flight.shape.draft_steps,
+                places=drafted if tokens is None else tokens - rows,
+                outcomes=[
+                    Outcome(seq, c["num_drafts"], c["num_accepted"], c["num_emitted"])
+                    for seq, c in zip(flight.seqs, counts, strict=True)
+                    if c["ran"] and seq.status is not Status.FINISHED and not self._fixed(seq)
+                ],
+                seconds=flight.took.seconds if flight.fair else None,
+                mixed=any(k and self._fixed(seq) for seq, k in flight.drafts.items()),
+            )
+        )
+        least = self.policy.least(rows)
+        if isinstance(self.drafter, LookupDrafter) and least is not None:
+            self.drafter.learn(rows, least)
 
     def _take(self, seq: Sequence, counts: dict[str, int], token_ids: list[int]) -> None:
         """Append what a round emitted for `seq`, and end it where it ends."""
@@ -478,6 +591,8 @@ class Engine:
         seq.stats.count(kept, drafted, accepted, cut)
 
     def _finish(self, seq: Sequence, reason: str, error: BaseException | None = None) -> None:
+        if self.policy:
+            self.policy.forget(seq)
         self.scheduler.release(seq, publish=error is None)  # KV of a failed round must not be found by others
         seq.finish(reason, error)
         self.stats.finished[reason] += 1

@@ -65,9 +65,8 @@ class RoundGraphs:
     @staticmethod
     def _shape(bucket: int, drafts: int, shape: RoundShape, rows: int) -> RoundShape:
         """The shape for `bucket` rows: its drafts a row rounded up to 0, 1, 2, 4, ..., so that graphs stay few."""
-        per_row = -(-drafts // rows)
-        rounded = 1 << (per_row - 1).bit_length() if per_row else 0
-        return replace(shape, tokens=bucket * (1 + min(rounded, shape.draft_steps)))
+        per_row = rounded_up(-(-drafts // rows))
+        return replace(shape, tokens=bucket * (1 + min(per_row, shape.draft_steps)))
 
     def _capture(self, bucket: int, shape: RoundShape) -> _Captured | None:
         """Capture on the spare row alone: what a warm-up round writes there nobody reads."""
@@ -90,6 +89,11 @@ class RoundGraphs:
             return None
         self.captures += 1
         return _Captured(graph, index, result)
+
+
+def rounded_up(drafts: int) -> int:
+    """0, 1, 2, 4, 8, ...: the drafts per row that a graph has room for."""
+    return 1 << (drafts - 1).bit_length() if drafts else 0
 
 
 def row_bucket(rows: int) -> int:

@@ -35,7 +35,7 @@ from specdec.worker import Worker
 
 Prompt = str | list[int]
 Message = dict[str, str]
-AUTO_K = {"lookup": 15, "model": 4, "own": 4}
+AUTO_K = {"lookup": 15, "model": 8, "own": 4}
 
 
 class LLM:
@@ -45,7 +45,8 @@ class LLM:
     drafter: None, "lookup", a model (any of the above), or an object with `propose(rows, k)` (see specdec.draft).
     verifier: "coupled" (the output is a function of the seed alone), "rejection" or "block" (its distribution is; a few
     more drafts are accepted where rows sample). See docs/losslessness.md.
-    k: drafts per row and round at most, "auto" for the drafter's usual number. Requests may set their own.
+    k: drafts per row and round; "auto" drafts as much as pays, by what rounds take and how far drafts survive, at times
+    nothing at all. Requests may set their own number, which is kept to.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
     graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
     seed: for requests that bring none; each then draws from it by its number. lag: see EngineConfig.
@@ -111,7 +112,7 @@ class LLM:
         except BaseException:
             target.close()  # the model object must be as it was
             raise
-        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), captured)
+        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), captured, adaptive=k == "auto")
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, VERIFIERS[verifier](self.vocab_size), rows, drafter, config, salt)
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended

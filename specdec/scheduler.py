@@ -35,6 +35,7 @@ class Scheduler:
         self.pool, self.rows = pool, rows
         self.prompt_budget, self.has_drafter, self.salt = prompt_budget, has_drafter, salt
         self.waiting: deque[Sequence] = deque()
+        self.resting: set[Sequence] = set()  # those whose drafter is left alone for now, and may lag
         self.placed: list[Sequence | None] = [None] * rows.num_rows
         self.preemptions = 0
 
@@ -148,8 +149,8 @@ class Scheduler:
                 budget -= end - seq.target_len
         return chunks
 
-    def drafter_chunks(self, lag: int) -> list[Chunk]:
-        """What the drafter's KV lacks: of prompts, and of running rows more than `lag` tokens behind.
+    def drafter_chunks(self, seqs: Iterable[Sequence]) -> list[Chunk]:
+        """What the drafter's KV of `seqs` lacks, at most `prompt_budget` tokens.
 
         A block that several sequences share is filled once: what another chunk of this forward writes is left to it.
         """
@@ -157,10 +158,9 @@ class Scheduler:
             return []
         chunks: list[Chunk] = []
         budget, writing = self.prompt_budget, set[int]()
-        for seq in self.sequences:
+        for seq in seqs:
             known = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
-            behind = seq.drafter_len < known if seq.status is Status.EXTENDING else seq.drafter_len < len(seq) - lag
-            if seq.params.k == 0 or not behind:
+            if seq.drafter_len >= known:
                 continue
             self._skip_complete(seq, known)
             end = self._free_of(writing, seq, min(known, seq.drafter_len + budget))
@@ -184,10 +184,14 @@ class Scheduler:
             writing.add(seq.table.blocks[i])
         return end
 
+    def rests(self, seq: Sequence) -> bool:
+        """Whether the drafter need not keep up with `seq`."""
+        return seq.params.k == 0 or seq in self.resting
+
     def ready(self, seq: Sequence) -> bool:
         """Whether an extending sequence has all the KV that its first round needs."""
         known = len(seq) - 1
-        drafter = not self.has_drafter or seq.params.k == 0 or seq.drafter_len >= known
+        drafter = not self.has_drafter or self.rests(seq) or seq.drafter_len >= known
         return seq.status is Status.EXTENDING and seq.target_len >= known and drafter
 
     def join(self, seq: Sequence, k: int) -> None:
@@ -256,5 +260,6 @@ class Scheduler:
             seq.table.release()
         elif seq in self.waiting:
             self.waiting.remove(seq)
+        self.resting.discard(seq)
         seq.row = seq.table = None
         seq.target_len = seq.drafter_len = seq.num_published = seq.num_complete = 0

@@ -184,12 +184,13 @@ def engine(
     graphs=False,
     compiled=False,
     verifier="coupled",
+    adaptive=False,
 ) -> Engine:
     """An engine over a NaN-poisoned pool."""
     pool = KVPool(blocks, block_size, poison=True)
     target = PagedModel(copy.deepcopy(tiny(name)).to(device), pool, "target", compiled=compiled)
     state = Rows(rows, max_len, block_size, target.device, VOCAB)
-    config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs)
+    config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs, adaptive=adaptive)
     proposer = drafter_of(drafter, name, pool, device, keep_q=verifier != "coupled")
     return Engine(target, VERIFIERS[verifier](VOCAB), state, proposer, config)
 

@@ -19,6 +19,8 @@ LAYERS = [
         "kernels",
         "kvpool",
         "sampling",
+        "stopwatch",
+        "policy",
         "checkpoint < converted < loading",
         "acceptance",
         "detokenizer",

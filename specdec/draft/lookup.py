@@ -27,6 +27,7 @@ class LookupDrafter:
     token_cost: what one more token to verify adds to a round of a single token, as a share of its time (None: by device).
     With B rows, a draft pays if it survives with a probability of at least c / (1 + c), c = B * token_cost: below that,
     plain decoding of the other rows emits more in the same time. A match shorter than `min_match` drafts nothing.
+    Where no cost is given, `learn` replaces the built-in one by what rounds really take.
     """
 
     capturable = True
@@ -38,6 +39,8 @@ class LookupDrafter:
         if token_cost is not None and not token_cost >= 0:
             raise ValueError(f"token_cost: expected None or a number of at least 0, got {token_cost!r}")
         self.max_match, self.min_match, self.token_cost = max_match, min_match, token_cost
+        self._learnt: float | None = None
+        self._costs: dict[torch.device, Tensor] = {}
         self._tables: dict[tuple[torch.device, int], Tensor] = {}
 
     def propose(self, rows: DraftRows, k: int) -> Draft:
@@ -48,9 +51,30 @@ class LookupDrafter:
         least = self._least(len(tokens), tokens.device)
         return Draft(tokens, torch.minimum(counts, (scores >= least).sum(1)), scores=scores)
 
-    def _least(self, batch: int, device: torch.device) -> float:
-        cost = TOKEN_COST.get(device.type, TOKEN_COST["cuda"]) if self.token_cost is None else self.token_cost
-        return batch * cost / (1 + batch * cost)
+    @torch.inference_mode()
+    def learn(self, batch: int, least: float) -> None:
+        """Draft from now on where survival is at least `least` in rounds of `batch` rows, within reason.
+
+        Times are noisy: the cost of a token stays within a factor of four of the built-in one, and small changes are
+        left out.
+        """
+        if self.token_cost is not None:
+            return
+        for device, cost in self._costs.items():
+            usual = TOKEN_COST.get(device.type, TOKEN_COST["cuda"])
+            token_cost = min(max(least / max(1 - least, 1e-3) / batch, usual / 4), usual * 4)
+            known = usual if self._learnt is None else self._learnt
+            if not 0.8 < token_cost / known < 1.25:
+                self._learnt = token_cost
+                cost.fill_(token_cost)  # in place: a captured round reads it there
+
+    def _least(self, batch: int, device: torch.device) -> Tensor:
+        """[] the survival from which on a draft pays."""
+        if device not in self._costs:
+            usual = TOKEN_COST.get(device.type, TOKEN_COST["cuda"]) if self.token_cost is None else self.token_cost
+            self._costs[device] = torch.tensor(usual, dtype=torch.float64, device=device)
+        cost = batch * self._costs[device]
+        return cost / (1 + cost)
 
     def _survival(self, device: torch.device, k: int) -> Tensor:
         """[max_match + 1, k] how often draft j + 1 of a match of so many tokens is accepted; kept, made before a capture."""

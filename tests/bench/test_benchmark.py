@@ -87,7 +87,8 @@ def test_rounds_have_a_floor_and_a_split(everything: Document) -> None:
     for r in everything.results:
         if r.method in ("plain", "draft"):
             assert r.floor and r.floor.bytes > 0 and r.split and r.split.verify_ms > 0
-            assert (r.split.draft_ms > 0) == (r.method == "draft")
+            # "auto" may well have drafted in few rounds, or in none of those that count
+            assert (r.split.draft_ms > 0) == (r.method == "draft") or (r.method, r.k) == ("draft", "auto")
             assert sum(dataclasses.astuple(r.split)) == pytest.approx(r.round_ms.median), "parts of the measured round"
     small, large = (next(r.floor.bytes for r in everything.results if r.arm == arm) for arm in ("plain", "draft k=2"))
     assert large > 2 * small, "a drafter of the target's size reads as much in each of its two forwards"
@@ -97,7 +98,7 @@ def test_break_even_covers_what_was_measured(everything: Document) -> None:
     assert {(b.method, b.k) for b in everything.break_even} <= {
         ("lookup", AUTO_K["lookup"]),
         ("lookup", 2),
-        ("draft", 4),
+        ("draft", AUTO_K["model"]),
         ("draft", 2),
     }
     assert any(b.method == "draft" for b in everything.break_even)

@@ -1,0 +1,78 @@
+"""What rounds cost: their time by shape, learnt in use, and an estimate for shapes that have not run yet. Host only."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median_low
+
+_SAMPLES = 5
+"""Kept per shape: enough for a median to pass over an outlier, few enough to follow a context that grows."""
+
+Key = tuple[int, int, float]
+
+
+class Costs:
+    """Seconds of rounds by (rows, draft steps, drafts per row), rows and drafts rounded up to powers of two.
+
+    draft steps: forwards of a draft model before the verification; 0 for a drafter whose proposals cost next to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Key, deque[float]] = {}
+        self._per_token: deque[float] = deque(maxlen=_SAMPLES)
+        self._shortest = math.inf
+
+    def add(self, rows: int, steps: int, drafts: int, seconds: float) -> None:
+        """Note a round of `rows` that verified `drafts` drafts in all."""
+        self._seconds.setdefault(_key(rows, steps, drafts), deque(maxlen=_SAMPLES)).append(seconds)
+
+    def plain(self, rows: int) -> float | None:
+        """Seconds of a round without drafts; None before the second one, since a first one has much to set up."""
+        seconds = self._seconds.get(_key(rows, 0, 0), ())
+        return median_low(seconds) if len(seconds) > 1 else None
+
+    def extra(self, rows: int, steps: int, drafts: int) -> float | None:
+        """What such a round takes beyond a plain one, as a share of it; None before any drafted round was measured.
+
+        A shape that has not run is scaled from the nearest one that has, by draft steps + drafts per row; of the same
+        number of rows if there is one.
+        """
+        key = _key(rows, steps, drafts)
+        known = [k for k in self._seconds if _work(k) > 0 and self.plain(k[0])]
+        if not known or not _work(key):
+            return None if _work(key) else 0.0
+        nearest = min(known, key=lambda k: (_apart(k[0], key[0]), _apart(_work(k), _work(key)), k))
+        return self._extra(nearest) * _work(key) / _work(nearest)
+
+    def add_catch_up(self, tokens: int, seconds: float) -> None:
+        """Note a forward of the drafter over `tokens` tokens that it had missed."""
+        self._per_token.append(seconds / tokens)
+        self._shortest = min(self._shortest, seconds)
+
+    def catch_up(self, tokens: int) -> float | None:
+        """Seconds that the drafter takes for so many tokens; None before the first such forward."""
+        if not tokens or not self._per_token:
+            return None if tokens else 0.0
+        return max(self._shortest, tokens * min(self._per_token))
+
+    def _extra(self, key: Key) -> float:
+        plain = self.plain(key[0])
+        assert plain is not None, "only shapes beside a measured plain round are looked up"
+        return max(0.0, median_low(self._seconds[key]) / plain - 1)
+
+
+def _key(rows: int, steps: int, drafts: int) -> Key:
+    return int(_rounded(rows)), steps, _rounded(drafts / rows)
+
+
+def _rounded(x: float) -> float:
+    return 2.0 ** math.ceil(math.log2(x)) if x else 0.0
+
+
+def _work(key: Key) -> float:
+    return key[1] + key[2]
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(math.log2(a / b))

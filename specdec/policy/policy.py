@@ -1,0 +1,317 @@
+"""How much to draft: the draft steps and the token bucket with the most expected tokens per second. Host only.
+
+Two limits hold whatever the estimates say. Time: an allowance, in plain rounds, that losing rounds and catching up
+spend, winning ones fill and time restores slowly; without it rounds are plain. Rounds: a drafter, or a row, that has
+never been right is left alone after three tries and asked again after 64 tokens, 128, 256 and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdec.policy.budget import LEAST_RATE, UNKNOWN, Budget, budgets, ladder
+from specdec.policy.costs import Costs
+from specdec.policy.survival import Survival, curve
+
+ALLOWANCE, EARNED, MOST_SAVED = 2.5, 0.008, 8.0
+"""Plain rounds: at the start, restored by a round, saved at most. 2.5 + 256 * 0.008 is 1.8 % of 256 rounds."""
+TRIES, PAUSE, LONGEST_PAUSE = 3, 64, 512
+WORTH, SWITCH = 1.02, 1.03
+"""What drafting must promise beyond plain decoding, and a new shape beyond the last one: estimates are noisy, and on a
+GPU a shape that is new must be captured."""
+PROBED_ROWS = 4
+_TRIED = 4
+"""Drafts that a row may have from a drafter that paces itself before it has been right for it."""
+_HORIZON = 32
+"""Rounds within which catching a drafter up must pay."""
+_SURPRISE, _MOVED = 0.3, 0.05
+_REMEASURE = 256
+"""Drafted rounds in a row after which plain decoding is measured anew: contexts grow."""
+_POOLED_DECAY, _ROW_DECAY = 0.97, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row that may draft. behind: tokens its drafter must run before it can; unread: it drafts in a round in flight."""
+
+    key: Hashable
+    behind: int = 0
+    unread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """draft steps of the round; drafts of each row (absent: none); catch_up: rows among them to be caught up first.
+
+    risk: plain rounds that are lost if no draft is right.
+    """
+
+    steps: int = 0
+    drafts: dict[Any, int] = field(default_factory=dict)
+    catch_up: frozenset[Hashable] = frozenset()
+    risk: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round brought a row: drafts verified, the accepted ones among them, tokens emitted."""
+
+    key: Hashable
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A round that was read. places: tokens of its bucket beyond one for each of `batch` rows; seconds: None if they are
+    no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not this policy's doing.
+    """
+
+    batch: int
+    steps: int
+    places: int
+    outcomes: list[Outcome]
+    seconds: float | None = None
+    mixed: bool = False
+
+
+class Trial:
+    """Whether to ask a drafter, or ask it for one row: not for `wait` more tokens."""
+
+    def __init__(self) -> None:
+        self.misses = self.wait = 0
+        self.pause = PAUSE
+        self.proven = False
+
+    @property
+    def open(self) -> bool:
+        return self.wait == 0
+
+    @property
+    def certain(self) -> bool:
+        """Whether rounds may draft without knowing yet how the last one went."""
+        return self.proven and self.pause == PAUSE
+
+    def passed(self, tokens: int) -> None:
+        self.wait = max(0, self.wait - tokens)
+
+    def note(self, hit: bool) -> None:
+        """What an answer was; the third miss of what has never hit suspends it."""
+        self.proven, self.misses = self.proven or hit, 0 if hit else self.misses + 1
+        if not self.proven and self.misses >= TRIES:
+            self.suspend()
+
+    def suspend(self) -> None:
+        self.wait, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+
+    def resume(self) -> None:
+        self.wait, self.pause = 0, PAUSE
+
+
+@dataclass(slots=True)
+class _Row:
+    trial: Trial = field(default_factory=Trial)
+    survival: Survival = field(default_factory=lambda: Survival(_ROW_DECAY))
+
+
+class Policy:
+    """Plans rounds of one drafter, at most `k` drafts per row, and learns from what they bring.
+
+    stepped: drafts cost a forward each (a draft model), so their number is searched for. Otherwise the drafter chooses
+    itself how much to propose (look-up), which costs next to nothing, and only the cut-off is left to decide.
+    """
+
+    def __init__(self, k: int, *, stepped: bool, costs: Costs | None = None):
+        self.k, self.stepped, self.costs = k, stepped, costs or Costs()
+        self.allowance = ALLOWANCE
+        self.pooled, self.trial = Survival(_POOLED_DECAY), Trial()
+        self._rows: dict[Hashable, _Row] = {}
+        self._last: tuple[int, int] = (0, 0)
+        self._drafted_on_end = 0
+        self._found: tuple[Budget, dict[Hashable, int]] | None = None
+        self._held, self._keys, self._believed, self._allowed = 0, list[Hashable](), 0.0, 0.0
+
+    @property
+    def resting(self) -> bool:
+        """Whether the drafter is left alone for now, so that new rows need not fill its KV."""
+        return self.stepped and (not self.trial.open or (self.trial.proven and self._last == (0, 0)))
+
+    def forget(self, key: Hashable) -> None:
+        self._rows.pop(key, None)
+
+    # -- planning
+
+    def plan(self, rows: list[Candidate], batch: int, pledged: float = 0.0) -> Plan:
+        """The next round of `batch` rows, of which `rows` may draft. pledged: the risk of rounds that are not read."""
+        if not rows or self.costs.plain(batch) is None:
+            return Plan()
+        if self._drafted_on_end >= _REMEASURE:
+            self._drafted_on_end = 0
+            return Plan()
+        budget = self.allowance - pledged
+        if not self.stepped:
+            return self._let(rows, batch, budget)
+        found = self._current(rows, batch, budget) if self.trial.proven else None
+        if found is None:
+            self._last = (0, 0)
+            return self._probe(rows, batch, budget)
+        late = self._worth_catching_up([row for row in rows if row.behind], batch, budget, found[0].value - 1)
+        ready = [row for row in rows if not row.behind or row.key in late]
+        now = found if len(ready) == len(rows) else self._search(ready, batch, budget)
+        if now is None:
+            return Plan()
+        self.trial.resume()
+        chosen, counts = now
+        drafts = {row.key: counts[row.key] for row in ready if row.key in counts and self._may(row)}
+        self._last = (chosen.steps, chosen.bucket)
+        return Plan(chosen.steps, drafts, late & drafts.keys(), chosen.extra)
+
+    def _let(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
+        """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear."""
+        may = [row.key for row in rows if self._may(row)]
+        if not may:
+            return Plan()
+        if self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
+            return Plan(self.k, dict.fromkeys(may[:PROBED_ROWS], 1), risk=UNKNOWN) if budget >= UNKNOWN else Plan()
+        for k in reversed(ladder(self.k)):
+            extra = self.costs.extra(batch, 0, k * len(may)) or 0.0
+            if extra <= budget:
+                drafts = {key: k if self._row(key).trial.certain else min(k, _TRIED) for key in may}
+                return Plan(self.k, drafts, risk=min(extra, UNKNOWN))
+        return Plan()
+
+    def _may(self, row: Candidate) -> bool:
+        trial = self._row(row.key).trial
+        return trial.open and (trial.certain or not row.unread)
+
+    def _probe(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
+        """One draft for a few rows, to learn how good the drafter is; for all at first, while all are in step."""
+        if not self.trial.open or any(row.unread for row in rows):
+            return Plan()
+        rows = sorted(rows, key=lambda row: row.behind)[: batch if self._unasked else PROBED_ROWS]
+        extra = self.costs.extra(batch, 1, batch)
+        risk = UNKNOWN if extra is None else extra
+        if risk + self._catching_up(sum(row.behind for row in rows), batch) > budget:
+            return Plan()
+        if self.trial.proven:
+            self.trial.suspend()
+        late = frozenset(row.key for row in rows if row.behind)
+        return Plan(1, {row.key: 1 for row in rows}, late, risk)
+
+    @property
+    def _unasked(self) -> bool:
+        return not self.trial.proven and self.trial.misses < TRIES
+
+    def _current(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
+        """The budget with the most tokens per second and the drafts of each row; None for plain decoding.
+
+        In a large batch it is looked for once in a few rounds: looking takes as long as a round of a small model.
+        """
+        keys, rate = [row.key for row in rows], self.pooled.rates(1)[0]
+        self._held -= 1
+        moved = keys != self._keys or abs(rate - self._believed) > _MOVED
+        allows_other = allowed > self._allowed + _MOVED if self._found is None else allowed < self._found[0].extra
+        if self._held < 0 or moved or allows_other:
+            self._found = self._search(rows, batch, allowed)
+            known = self._found is None or (self._found[0].steps, self._found[0].bucket) == self._last
+            self._held = batch // 8 if known else 0
+            self._keys, self._believed, self._allowed = keys, rate, allowed
+        return self._found
+
+    def _search(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
+        rates = self.pooled.rates(self.k)
+        keys = [row.key for row in rows if self._may(row)]
+        curves = [curve(self._row(key).survival.rates(self.k, rates)) for key in keys]
+        found = [b for b in budgets(curves, batch, self.k, self.costs) if b.extra <= allowed and b.value > WORTH]
+        if not found:
+            return None
+        best = max(found, key=lambda b: (b.value, -b.steps, -b.bucket))
+        last = next((b for b in found if (b.steps, b.bucket) == self._last), None)
+        chosen = last if last and best.value < SWITCH * last.value else best
+        return chosen, {key: count for key, count in zip(keys, chosen.counts, strict=True) if count}
+
+    def _worth_catching_up(self, rows: list[Candidate], batch: int, budget: float, gain: float) -> frozenset[Hashable]:
+        """The rows, least behind first, whose drafter may be caught up within the allowance."""
+        chosen: list[Hashable] = []
+        tokens = 0
+        for row in sorted(rows, key=lambda row: row.behind):
+            tokens += row.behind
+            cost = self._catching_up(tokens, batch)
+            if cost > budget or cost > gain * _HORIZON:
+                break
+            chosen.append(row.key)
+        return frozenset(chosen)
+
+    def _catching_up(self, tokens: int, batch: int) -> float:
+        """What it takes, in plain rounds."""
+        seconds, plain = self.costs.catch_up(tokens), self.costs.plain(batch)
+        return UNKNOWN if seconds is None or plain is None else seconds / plain
+
+    def _row(self, key: Hashable) -> _Row:
+        return self._rows.setdefault(key, _Row())
+
+    # -- learning
+
+    def observe(self, reading: Reading) -> None:
+        """Learn from a round."""
+        steps = reading.steps if self.stepped else 0
+        if reading.seconds is not None:
+            self.costs.add(reading.batch, steps, reading.places, reading.seconds)
+        believed = self.pooled.rates(1)[0]
+        least = LEAST_RATE if self.stepped else max(LEAST_RATE, self.least(reading.batch) or 0.0)
+        for outcome in reading.outcomes:
+            self._learn(outcome, believed, least)
+        self.trial.passed(1)
+        asked = [outcome.accepted > 0 for outcome in reading.outcomes if outcome.drafted]
+        if asked:
+            self.pooled.fade()
+        if self.stepped and asked:
+            self._judge(sum(asked) / len(asked), believed)
+        drafted = steps + reading.places > 0
+        self._drafted_on_end = self._drafted_on_end + 1 if drafted else 0
+        if reading.outcomes and drafted and not reading.mixed:
+            self._charge(reading, steps)
+        self.allowance = max(self.allowance, min(ALLOWANCE, self.allowance + EARNED))
+
+    def caught_up(self, tokens: int, running: int, batch: int, seconds: float) -> None:
+        """Learn what it took the drafter to run `tokens` tokens; those of running rows are spent, prompts are not."""
+        self.costs.add_catch_up(tokens, seconds)
+        plain = self.costs.plain(batch) if running else None
+        if plain:
+            self.allowance -= seconds * running / tokens / plain
+
+    def least(self, batch: int) -> float | None:
+        """The survival from which on a draft of one of `batch` rows pays for its token; None while that is unknown."""
+        extra = self.costs.extra(batch, 0, batch)
+        return None if extra is None else min(1.0, extra)
+
+    def _learn(self, outcome: Outcome, believed: float, least: float) -> None:
+        row = self._row(outcome.key)
+        row.trial.passed(outcome.emitted)
+        if not outcome.drafted:
+            return
+        for survival in (self.pooled, row.survival):
+            survival.add(outcome.drafted, outcome.accepted)
+        row.survival.fade()
+        row.trial.note(outcome.accepted > 0)
+        if row.survival.rates(1, [believed])[0] < least:
+            if row.trial.open:
+                row.trial.suspend()
+        elif outcome.accepted:
+            row.trial.resume()
+
+    def _judge(self, rate: float, believed: float) -> None:
+        """How a round's first drafts did. A probe that did far better than was believed is worth another one at once."""
+        if not self.trial.proven:
+            self.trial.note(rate > 0)
+        elif not self.trial.open and rate > believed + _SURPRISE:
+            self.trial.resume()
+
+    def _charge(self, reading: Reading, steps: int) -> None:
+        """Charge the round to the allowance, or credit it: tokens beyond plain decoding's, less the time beyond it."""
+        extra = self.costs.extra(reading.batch, steps, reading.places)
+        gained = sum(o.emitted - 1 for o in reading.outcomes) / len(reading.outcomes)
+        self.allowance = min(MOST_SAVED, self.allowance + gained - (UNKNOWN if extra is None else extra))

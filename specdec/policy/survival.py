@@ -1,0 +1,55 @@
+"""How far drafts survive, learnt from what rounds accept. Host only."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+
+_FIRST, _FIRST_WEIGHT = 0.7, 0.2
+"""What is believed of a drafter that nothing is known of. The weight is small, so that a few rounds overrule it."""
+
+_FADE = 0.97
+
+
+class Survival:
+    """Decayed counts of how often draft j was right where those before it were: of a drafter, or of one row.
+
+    decay: what earlier rounds count for after another one.
+    """
+
+    def __init__(self, decay: float):
+        self.decay = decay
+        self._tried: list[float] = []
+        self._kept: list[float] = []
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Note a round that verified `drafted` drafts, of which the first `accepted` were right."""
+        for j in range(min(accepted + 1, drafted)):
+            if j == len(self._tried):
+                self._tried.append(0.0)
+                self._kept.append(0.0)
+            self._tried[j] = self._tried[j] * self.decay + 1
+            self._kept[j] = self._kept[j] * self.decay + (j < accepted)
+
+    def fade(self) -> None:
+        """Once a round: positions that drafts do not reach any more are forgotten, or one bad round barred them for good."""
+        self._tried = [tried * _FADE for tried in self._tried]
+        self._kept = [kept * _FADE for kept in self._kept]
+
+    def rates(self, k: int, prior: list[float] | None = None) -> list[float]:
+        """How likely each of k drafts is right, given that those before it are.
+
+        prior: rates of the drafter, believed as much as one round of a row. Without it a position that was never
+        reached is as good as the one before it.
+        """
+        rates: list[float] = []
+        for j in range(k):
+            belief, weight = (prior[j] if prior else rates[-1], 1.0) if prior or j else (_FIRST, _FIRST_WEIGHT)
+            tried, kept = (self._tried[j], self._kept[j]) if j < len(self._tried) else (0.0, 0.0)
+            rates.append((kept + weight * belief) / (tried + weight))
+        return rates
+
+
+def curve(rates: list[float]) -> list[float]:
+    """How likely each draft is accepted, from the `rates` of being right: falls along the drafts."""
+    return list(accumulate(rates, mul))

@@ -1,0 +1,97 @@
+"""The engine under a policy: the output does not depend on what it plans, and useless drafters are left alone."""
+
+import random
+
+import pytest
+from support import Request, engine, params, run
+
+from specdec.policy import Costs, Plan, Policy
+
+PROMPTS = [[5], [7, 8, 9, 10], [4, 9, 4, 9, 4, 9, 4, 9, 4], [1, 2, 3] * 7, [20] * 12]
+
+
+def requests(new=18, k=None):
+    """k None: the policy's to decide; the third has a k of its own, and the fourth never drafts."""
+    each = enumerate(PROMPTS)
+    return [Request(p, new, params(float(i % 2), seed=i, k={2: 2, 3: 0}.get(i, k))) for i, p in each]
+
+
+class Hostile(Policy):
+    """Plans at random: any number of steps, drafts for any rows, with the drafter caught up or not."""
+
+    def __init__(self, k, seed, **kwargs):
+        super().__init__(k, **kwargs)
+        self.random = random.Random(seed)
+
+    @property
+    def resting(self):
+        return self.random.random() < 0.5
+
+    def plan(self, rows, batch, pledged=0.0):
+        chosen = [row.key for row in rows if self.random.random() < 0.6]
+        drafts = {key: self.random.randint(1, self.k) for key in chosen}
+        late = frozenset(key for key in chosen if self.random.random() < 0.5)
+        return Plan(self.random.randint(max(drafts.values(), default=0), self.k), drafts, late)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("drafter", ["lookup", "near", "same", "right"])
+def test_any_plan_gives_the_same_tokens(drafter, lag):
+    """With preemption by a small pool for some."""
+    for seed in range(2):
+        e = engine(drafter=drafter, k=5, lag=lag, blocks=24 if seed else 64, adaptive=True)
+        e.policy = Hostile(5, seed, stepped=drafter != "lookup")
+        run(e, requests())
+        assert e.stats.drafted > 0
+        if drafter in ("same", "right"):
+            assert e.stats.accepted == e.stats.drafted
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("drafter", ["lookup", "near"])
+def test_plans_by_the_clock_give_the_same_tokens(drafter, lag):
+    run(engine(drafter=drafter, k=5, lag=lag, adaptive=True), requests())
+
+
+class Known(Costs):
+    """A draft step costs half a plain round; seconds that are measured are left out."""
+
+    def add(self, rows, steps, drafts, seconds):
+        super().add(rows, steps, drafts, 1.0 + steps / 2)
+
+    def add_catch_up(self, tokens, seconds):
+        super().add_catch_up(tokens, 0.1 * tokens)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("drafter", ["wrong", "random", "right", "same"])
+def test_only_a_good_drafter_is_used(drafter, lag):
+    e = engine(drafter=drafter, k=4, lag=lag, adaptive=True)
+    e.policy.costs = Known()
+    each = run(e, [Request(p, 70, params(seed=i)) for i, p in enumerate(PROMPTS[:3])])
+    drafted = max(r.seq.stats.drafted for r in each)
+    if drafter in ("wrong", "random"):
+        assert 0 < drafted <= 5
+        assert e.stats.drafter_tokens < 70
+    else:
+        assert e.stats.accepted == e.stats.drafted
+        assert e.stats.acceptance_length > 3
+
+
+def test_a_drafter_that_fails_takes_its_policy_along():
+    class Broken:
+        def propose(self, rows, k):
+            raise RuntimeError("broken")
+
+    e = engine(drafter="wrong", k=4, adaptive=True)
+    e.policy.costs = Known()
+    e.drafter = e.round.drafter = Broken()
+    with pytest.warns(UserWarning, match="the drafter failed"):
+        run(e, requests())
+    assert e.policy is None
+
+
+def test_the_policy_forgets_sequences_that_are_over():
+    e = engine(drafter="right", k=4, lag=1, adaptive=True)
+    run(e, requests())
+    assert not e.policy._rows
