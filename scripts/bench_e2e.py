@@ -1,6 +1,6 @@
 """Decoding speed of whole batches on random weights, plain and with a draft model at a forced acceptance length.
 
-    python scripts/bench_e2e.py [--target llama-8b] [--drafter llama-1b] [--batch 1,4,16,64,128] [--k 4] [--length 3.4]
+    python scripts/bench_e2e.py [--target llama-8b] [--drafter llama-1b] [--batch 1,4,16,64,128] [--k 4|auto] [--length 3.4]
 
 Random prompts of 512 tokens, 256 out. decode tok/s = (tokens emitted - batch) / (time of the run - time of the same run
 asked for one token), the definition of the peers' figures. Every batch is run once to warm up. The acceptance length is
@@ -28,7 +28,7 @@ def build(name: str) -> transformers.PreTrainedModel:
     return random_model(name, torch.bfloat16, torch.device("cuda"))
 
 
-def seconds(llm: LLM, prompts: list[list[int]], tokens: int, k: int) -> tuple[float, list]:
+def seconds(llm: LLM, prompts: list[list[int]], tokens: int, k: int | None) -> tuple[float, list]:
     llm.reset_prefix_cache()
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, k=k)
     torch.cuda.synchronize()
@@ -38,7 +38,7 @@ def seconds(llm: LLM, prompts: list[list[int]], tokens: int, k: int) -> tuple[fl
     return time.perf_counter() - start, outputs
 
 
-def measure(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> dict:
+def measure(llm: LLM, batch: int, k: int | None, args: argparse.Namespace) -> dict:
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, llm.vocab_size, (batch, args.input), generator=generator).tolist()
     warm = time.perf_counter()
@@ -51,7 +51,7 @@ def measure(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> dict:
     rounds = max(o.stats.rounds for o in outputs)
     return {
         "batch": batch,
-        "k": k,
+        "k": "auto" if k is None else k,
         "decode_tok_s": (emitted - batch) / (whole - one),
         "whole_tok_s": emitted / whole,
         "acceptance_length": sum(o.stats.acceptance_length for o in outputs) / batch,
@@ -62,7 +62,7 @@ def measure(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> dict:
     }
 
 
-def profile(llm: LLM, batch: int, k: int, args: argparse.Namespace) -> None:
+def profile(llm: LLM, batch: int, k: int | None, args: argparse.Namespace) -> None:
     """Where a round's time goes: kernels by total time, and how long the device sat idle between the first and last."""
     prompts = torch.randint(10, llm.vocab_size, (batch, args.input)).tolist()
     seconds(llm, prompts, 2, k)
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--target", default="llama-8b", choices=SHAPES)
     parser.add_argument("--drafter", default="llama-1b", help="a shape, lookup or none")
     parser.add_argument("--batch", default="1,4,16,64,128")
-    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--k", default="4", help="drafts per row and round, or auto")
     parser.add_argument("--length", type=float, default=3.4)
     parser.add_argument("--input", type=int, default=512)
     parser.add_argument("--output", type=int, default=256)
@@ -102,9 +102,10 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     drafter = build(args.drafter) if args.drafter in SHAPES else None if args.drafter == "none" else args.drafter
+    drafted = None if args.k == "auto" else int(args.k)
     start = time.perf_counter()
     llm = LLM(
-        build(args.target), drafter=drafter, k=args.k, max_model_len=1024, max_rows=128, prompt_budget=8192,
+        build(args.target), drafter=drafter, k=drafted or "auto", max_model_len=1024, max_rows=128, prompt_budget=8192,
         compile=not args.no_compile, graphs=not args.no_graphs,
     )  # fmt: skip
     if args.drafter in SHAPES:
@@ -113,7 +114,7 @@ def main() -> None:
     print(f"start to first token {time.perf_counter() - start:.1f} s", flush=True)
     rows = []
     for batch in map(int, args.batch.split(",")):
-        for k in (0, args.k) if drafter is not None else (0,):
+        for k in (0, drafted) if drafter is not None else (0,):
             rows.append(measure(llm, batch, k, args))
             print(rows[-1], flush=True)
             if str(batch) in args.profile.split(","):

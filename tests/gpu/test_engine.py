@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import triton
 from support import CONFIGS, Request, engine, finish, params, run, submit, tiny
 
 from specdec.kernels.reference.philox import gumbel
@@ -90,3 +91,47 @@ def test_a_replayed_round_never_waits_for_the_device(drafter):
         e.run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "near", "same", "random"])
+def test_plans_by_the_clock(drafter):
+    """k="auto": whatever the times say, the tokens are those, and shapes stay few."""
+    e = engine(drafter=drafter, k=4, lag=1, device="cuda", graphs=True, adaptive=True)
+    for _ in range(2):
+        run(e, [Request(p, 60, params(float(i % 2), seed=77 * i)) for i, p in enumerate(PROMPTS)])
+    assert e.stats.drafted > 0
+    assert None not in e.graphs._graphs.values(), "a capture failed"
+    assert len({shape.draft_steps for _, shape in e.graphs._graphs}) <= 4  # 0, 1, 2, 4
+
+
+@pytest.mark.parametrize("fault", ["raises", "waits for the device"])
+def test_a_failing_capture_runs_step_by_step(fault):
+    e = engine(drafter="near", k=3, lag=1, device="cuda", graphs=True)
+    whole = e.round.run
+
+    def failing(index, shape):
+        if torch.cuda.is_current_stream_capturing():
+            if fault == "raises":
+                raise RuntimeError("no capture")
+            torch.ones(1, device="cuda").item()
+        return whole(index, shape)
+
+    e.round.run = failing
+    with pytest.warns(UserWarning, match="could not be captured, it runs step by step"):
+        run(e, requests(3))
+    assert e.graphs.captures == 0
+    assert set(e.graphs._graphs.values()) == {None}
+
+
+def test_nothing_compiles_while_rows_run_after_warm_up(monkeypatch):
+    """Neither Triton's kernels nor the compiler's: the second run of the same requests finds all it needs."""
+    e = engine(drafter="near", k=3, lag=1, device="cuda", graphs=True, compiled=True)
+    run(e, requests(3))
+    compiled = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **kwargs: compiled.append(kwargs))
+    graphs, captures = torch._dynamo.utils.counters["stats"]["unique_graphs"], e.graphs.captures
+    e.reset_prefix_cache()
+    run(e, requests(3))
+    assert not compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    assert e.graphs.captures == captures
