@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specdec
+from specdec.audit.command import audit
 from specdec.bench.command import UsageError, bench, compare
 from specdec.bench.settings import DTYPES
 from specdec.prompt_file import Request, read_prompts
@@ -34,6 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Speculative decoding for Hugging Face language models.",
 )
+app.command()(audit)
 app.command()(bench)
 app.command()(compare)
 

@@ -95,13 +95,15 @@ def _draw_rows(x: Tensor, peaks: Tensor, parameters: list[_Row], tokens: Tensor)
     """Overwrites the greedy `tokens` of the rows with a temperature; rows without a finite maximum keep theirs."""
     tops = peaks.amax(-1).tolist()
     few: list[tuple[_Row, int, Tensor, Tensor]] = []
+    small: list[tuple[_Row, int]] = []
     for r, (top, row) in enumerate(zip(tops, parameters, strict=False)):
         if not (row.temperature > 0 and math.isfinite(top)):
             continue
+        if x.shape[1] <= SMALL and not _filters(row):
+            small.append((row, r))
+            continue
         z = x[r] * _inverse(row.temperature, x)
         kept = _survivors(x[r], z, peaks[r], row)
-        if kept is None and z.numel() <= SMALL:
-            kept = _range(z.numel(), z.device)
         if kept is not None and (z.numel() <= SMALL or kept.numel() * 8 <= z.numel()):
             few.append((row, r, kept, z[kept]))
             continue
@@ -109,6 +111,7 @@ def _draw_rows(x: Tensor, peaks: Tensor, parameters: list[_Row], tokens: Tensor)
             z = torch.full_like(z, -math.inf).index_copy_(0, kept, z[kept])
         tokens[r] = _race(z, row.seed, row.position)
     _race_few(few, tokens)
+    _race_small(x, small, tokens)
 
 
 def _inverse(temperature: float, like: Tensor) -> Tensor:
@@ -139,6 +142,24 @@ def _race_few(few: list[tuple[_Row, int, Tensor, Tensor]], tokens: Tensor) -> No
     words = words.gather(1, (kept & 3).unsqueeze(1)).squeeze(1)
     for (_, r, ids, z), part in zip(few, words.split(sizes), strict=True):
         tokens[r] = ids[_winner(z, part)]
+
+
+def _race_small(x: Tensor, small: list[tuple[_Row, int]], tokens: Tensor) -> None:
+    """The same race over the whole of a small vocabulary, for all (row, index) at once and in exact arithmetic throughout."""
+    if not small:
+        return
+    index = torch.tensor([r for _, r in small], device=x.device)
+    temperature = torch.tensor([row.temperature for row, _ in small], dtype=torch.float32, device=x.device)
+    keys = torch.tensor([(row.seed, row.position) for row, _ in small], device=x.device)[:, :, None]
+    quads = _range(-(-x.shape[1] // 4), x.device)
+    seed, position, quads = (key.contiguous() for key in torch.broadcast_tensors(keys[:, 0], keys[:, 1], quads))
+    words = torch.stack(noise_words(seed, position, quads), dim=-1).flatten(1)[:, : x.shape[1]]
+    z = x[index] * temperature.clamp(min=MIN_TEMPERATURE).reciprocal()[:, None]
+    tokens[index] = (z + gumbel_of_words(words)).argmax(1)
+
+
+def _filters(row: _Row) -> bool:
+    return row.top_k > 0 or row.top_p < 1 or row.min_p > 0
 
 
 def _winner(z: Tensor, words: Tensor) -> int:
