@@ -125,7 +125,9 @@ def _difference(model: PreTrainedModel, route: Route) -> float:
     """The largest difference of logits, as a share of the largest logit, over prompts, several new tokens and a roll-back."""
     device, generator = device_of(model), torch.Generator().manual_seed(0)
     vocab = model.get_input_embeddings().weight.shape[0]
-    texts = [torch.randint(8 if vocab > 16 else 0, min(vocab, 88), (n,), generator=generator).tolist() for n in _LENGTHS]
+    texts = [
+        torch.randint(8 if vocab > 16 else 0, min(vocab, 88), (n,), generator=generator).tolist() for n in _LENGTHS
+    ]
     starts = [n - new for n, new in zip(_LENGTHS, _NEW, strict=True)]
     back = [n - (new + 1) // 2 for n, new in zip(_LENGTHS, _NEW, strict=True)]
     later = [text[:b] + text[b - 1 : -1] for text, b in zip(texts, back, strict=True)]
