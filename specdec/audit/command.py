@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ def audit(
     ] = None,
     drafter: Annotated[str | None, typer.Option(help="lookup or a model. Default: lookup.", show_default=False)] = None,
     verifier: Annotated[str, typer.Option(help="coupled, rejection or block.")] = "coupled",
-    k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens per round: auto or a number.")] = "auto",
+    k: Annotated[int, typer.Option("--k", "-k", help="Drafted tokens per round.")] = 4,
     levels: Annotated[str, typer.Option(help="Of 0,1,2,3,4.")] = "0,1,2,3,4",
     requests: Annotated[
         int, typer.Option(help="Outputs compared at levels 2 and 3; level 4 takes four times as many.")
@@ -52,7 +52,7 @@ def audit(
     """Check that speculation changes nothing: here, in transformers, or between two servers."""
     try:
         settings = specdec.audit.Settings(
-            model=model, drafter=drafter, verifier=verifier, k=_depth(k), levels=_levels(levels), requests=requests,
+            model=model, drafter=drafter, verifier=verifier, k=k, levels=_levels(levels), requests=requests,
             tokens=tokens, temperature=temperature, prompts=prompts, dtype=dtype, device=device,
             trust_remote_code=trust_remote_code, transformers=transformers, endpoint=endpoint, baseline=baseline,
             served=served, tolerance=tolerance,
@@ -76,9 +76,3 @@ def _levels(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"levels: expected some of 0,1,2,3,4, got {text}") from None
-
-
-def _depth(k: str) -> Any:
-    if k != "auto" and not k.isdecimal():
-        raise ValueError(f"k: expected auto or a number of at least 0, got {k}")
-    return k if k == "auto" else int(k)

@@ -15,6 +15,7 @@ from specdec.audit import distribution, equality, exact, sampler, toys
 from specdec.audit.endpoint import EndpointSubject
 from specdec.audit.report import Check, Report, check
 from specdec.audit.subject import AssistedSubject, EngineSubject, Subject
+from specdec.draft import LookupDrafter
 from specdec.llm import LLM
 from specdec.loading import load_model, pick_device
 from specdec.prompt_file import read_prompts
@@ -40,7 +41,7 @@ class Settings:
     model: str | None = None
     drafter: str | None = None
     verifier: str = "coupled"
-    k: int | str = "auto"
+    k: int = 4
     levels: tuple[int, ...] = LEVELS
     requests: int = 4
     tokens: int = 24
@@ -94,7 +95,8 @@ def _level(level: int, subject: Subject, settings: Settings) -> list[Check]:
     if level == 1:
         return sampler.checks(pick_device(settings.device)) if ours else []
     if level == 2:
-        return equality.greedy(subject, settings.requests, settings.tokens, settings.tolerance)
+        found = equality.greedy(subject, settings.requests, settings.tokens, settings.tolerance)
+        return [*found, subject.drafts()] if isinstance(subject, EngineSubject) else found
     if level == 3:
         return equality.seeds(subject, settings.requests, settings.tokens, settings.tolerance)
     found = distribution.outputs(subject, 4 * settings.requests, settings.tokens, settings.temperature)
@@ -127,8 +129,11 @@ def _subject(settings: Settings, stack: ExitStack) -> Subject:
     if settings.transformers:
         return _assisted(settings, settings.model, texts or list(TEXTS))
     drafter = settings.drafter or "lookup"
+    proposer = (
+        LookupDrafter(token_cost=0) if drafter == "lookup" else drafter
+    )  # drafts are wanted, whether they pay or not
     llm = LLM(
-        settings.model, drafter=drafter, verifier=settings.verifier, k=settings.k, dtype=settings.dtype,
+        settings.model, drafter=proposer, verifier=settings.verifier, k=settings.k, dtype=settings.dtype,
         device=settings.device, max_rows=min(4 * settings.requests, 64), trust_remote_code=settings.trust_remote_code,
     )  # fmt: skip
     stack.enter_context(llm)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from specdec.audit.report import Check, check, skipped
 from specdec.llm import LLM
 from specdec.sampling import SamplingParams
 
@@ -67,6 +68,13 @@ class EngineSubject:
 
     def margin(self, request: Request, plain: Output, other: Output, at: int) -> float | None:
         return model_margin(self.model, request, plain, other, at)
+
+    def drafts(self) -> Check:
+        """Whether there was anything to verify: an audit in which nothing was drafted says nothing."""
+        stats = self.llm.stats
+        if not stats.drafted:
+            return skipped(2, "drafts", "nothing was drafted, so speculation was not tested: other prompts or drafter?")
+        return check(2, "drafts", True, f"{stats.accepted} of {stats.drafted} accepted", "some")
 
 
 def neutral(request: Request) -> dict[str, Any]:
