@@ -316,6 +316,8 @@ class Engine:
         if not isinstance(self.drafter, ModelDrafter):
             return
         chunks = self.scheduler.drafter_chunks(seqs)
+        if not chunks:
+            return
         took = Stopwatch(self.rows.device)
         if not self._extend(self.drafter.model, chunks):
             return

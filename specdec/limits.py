@@ -14,7 +14,9 @@ from specdec.kvpool import KVPool, KVSpec
 CPU_ROWS, CUDA_ROWS = 16, 256
 _CPU_BYTES = 1 << 30
 _CUDA_SHARE = 0.85
-"""Of the device memory that is free once the weights are there; the rest is for activations, logits and graphs."""
+"""Of the device memory that is free once the weights are there, at most."""
+GRAPHS, _GRAPH_BYTES = 32, 16 << 20
+"""Captured at once, and what the nodes of one take: some 1,600 kernels of 10 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,35 @@ class Wishes:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
 
 
-def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishes) -> Limits:
-    """Limits for `models` on one pool. Raises ValueError if a wish is more than a model or the memory allows."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step runs at most beside KV: `drafts` per row of a round, or `prompt_budget` prompt tokens."""
+
+    drafts: int
+    prompt_budget: int
+
+    def num_bytes(self, model: PreTrainedModel, rows: int) -> int:
+        """Memory that it takes on a GPU, in bytes, estimated from shapes.
+
+        T = rows * (1 + drafts, rounded up to a power of two) tokens are the largest bucket of a round. Logits [T, vocab] in the
+        model's dtype and once in fp32, where they are adjusted; activations of one layer of max(T, prompt_budget) tokens:
+        eight tensors as wide as the hidden state and three as wide as the MLP; and GRAPHS captured graphs, which share
+        one pool, so that only their nodes add up.
+        """
+        config = model.config.get_text_config()
+        drafts = 1 << (self.drafts - 1).bit_length() if self.drafts else 0
+        tokens, size = rows * (1 + drafts), model.dtype.itemsize
+        logits = tokens * config.vocab_size * (size + 4)
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        activations = max(tokens, self.prompt_budget) * (8 * config.hidden_size + 3 * inner) * size
+        return logits + activations + GRAPHS * _GRAPH_BYTES
+
+
+def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishes, work: Work | None = None) -> Limits:
+    """Limits for `models` on one pool. Raises ValueError if a wish is more than a model or the memory allows.
+
+    work: what the memory beside the pool must hold; without it a share of it is left.
+    """
     positions = max_positions(models[0])
     if wishes.max_model_len and positions and wishes.max_model_len > positions:
         raise ValueError(
@@ -57,7 +86,8 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
     length = wishes.max_model_len or positions or 4096
     device = torch.device(specs[0].device)
     rows = wishes.max_rows or (CPU_ROWS if device.type == "cpu" else CUDA_ROWS)
-    blocks = min(_blocks(specs, wishes), rows * -(-length // wishes.block_size))
+    beside = max((work.num_bytes(model, rows) for model in models), default=0) if work else 0
+    blocks = min(_blocks(specs, wishes, beside), rows * -(-length // wishes.block_size))
     return Limits(length, rows, blocks, wishes.block_size)
 
 
@@ -66,13 +96,15 @@ def max_positions(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _blocks(specs: Sequence[KVSpec], wishes: Wishes) -> int:
-    """Blocks that the wished memory holds, else the free memory of each device that layers are on."""
+def _blocks(specs: Sequence[KVSpec], wishes: Wishes, beside: int) -> int:
+    """Blocks that the wished memory holds, else the free memory of each device that layers are on, less `beside`."""
     if wishes.kv_memory:
         shares = [(specs, wishes.kv_memory)]
     else:
         devices = {torch.device(spec.device) for spec in specs}
-        shares = [([s for s in specs if torch.device(s.device) == device], _free_bytes(device)) for device in devices]
+        shares = [
+            ([s for s in specs if torch.device(s.device) == device], _kv_bytes(device, beside)) for device in devices
+        ]
     sizes = [(KVPool.bytes_per_block_of(part, wishes.block_size), memory) for part, memory in shares]
     for size, memory in sizes:
         if memory < size:
@@ -80,9 +112,15 @@ def _blocks(specs: Sequence[KVSpec], wishes: Wishes) -> int:
     return min(memory // size for size, memory in sizes)
 
 
-def _free_bytes(device: torch.device) -> int:
+def _kv_bytes(device: torch.device, beside: int) -> int:
+    """Bytes for KV on `device`, where `beside` bytes are needed for other things."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
+        return share(free, beside)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(_CPU_BYTES, free // 2)
+
+
+def share(free: int, beside: int) -> int:
+    """Of `free` bytes of a GPU those for KV: all but what is needed beside it, and at most a fixed share."""
+    return max(0, min(int(free * _CUDA_SHARE), free - beside))

@@ -21,7 +21,7 @@ from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
 from specdec.grammar import Grammars
 from specdec.kvpool import KVPool
-from specdec.limits import Wishes, choose
+from specdec.limits import Wishes, Work, choose
 from specdec.loading import Loaded, load_model
 from specdec.metrics import exposition
 from specdec.model import PagedModel, device_of, kv_specs
@@ -98,7 +98,9 @@ class LLM:
         captured = _on_gpu("graphs", graphs, device)
         compiled = _on_gpu("compile", compile, device)
         models = [m for m in (self.model, draft_model) if m is not None]
-        self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes)
+        self.limits = choose(
+            models, [spec for m in models for spec in kv_specs(m)], wishes, Work(self.k, prompt_budget)
+        )
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device, self.vocab_size)
         target = PagedModel(self.model, pool, TARGET, compiled=compiled)

@@ -1,0 +1,38 @@
+"""How much fits: what logits, activations and graphs take is known before the pool is sized."""
+
+import pytest
+import torch
+from support import COMMON, tiny
+
+from specdec.limits import GRAPHS, Wishes, Work, choose, share
+from specdec.model import kv_specs
+
+GRAPH_NODES = GRAPHS * (16 << 20)
+
+
+@pytest.mark.parametrize(("drafts", "width"), [(0, 1), (1, 2), (4, 5), (8, 9), (15, 17)])
+def test_work_is_logits_activations_and_graphs(drafts, width):
+    """By hand: fp32 logits and their copy, eight hidden states and three of the MLP, for the larger of both buckets."""
+    tokens = 256 * width
+    logits = tokens * COMMON["vocab_size"] * (4 + 4)
+    layer = (8 * COMMON["hidden_size"] + 3 * COMMON["intermediate_size"]) * 4
+    assert Work(drafts, 16).num_bytes(tiny(), 256) == logits + tokens * layer + GRAPH_NODES
+    assert Work(drafts, 10**6).num_bytes(tiny(), 256) == logits + 10**6 * layer + GRAPH_NODES
+
+
+def test_a_model_without_an_intermediate_size():
+    assert Work(0, 16).num_bytes(tiny("gpt2"), 1) == 97 * 8 + 16 * (8 + 12) * 64 * 4 + GRAPH_NODES
+
+
+@pytest.mark.parametrize(
+    ("free", "beside", "kv"), [(1000, 0, 850), (1000, 100, 850), (1000, 400, 600), (1000, 2000, 0)]
+)
+def test_kv_gets_what_is_left(free, beside, kv):
+    assert share(free, beside) == kv
+
+
+def test_memory_that_is_asked_for_is_taken_at_its_word():
+    model = tiny()
+    limits = choose([model], kv_specs(model), Wishes(kv_memory=1 << 20, max_model_len=64), Work(4, 512))
+    assert limits == choose([model], kv_specs(model), Wishes(kv_memory=1 << 20, max_model_len=64))
+    assert limits.num_blocks * 16 * 2 * 2 * 2 * 16 * torch.float32.itemsize <= 1 << 20
