@@ -33,7 +33,7 @@ _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLog
 
 _CACHES = ("cache", "past_key_values")
 _UNDERSTOOD = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", *_CACHES}
-_KEPT = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+_KEPT = ("output_attentions", "output_hidden_states")
 _OTHER_ASSISTANTS = ("assistant_early_exit", "use_mtp", "speculation_type", "assistant_ensemble_weight")
 _STATEFUL = {
     "UnbatchedClassifierFreeGuidanceLogitsProcessor": "guidance_scale",
@@ -101,7 +101,9 @@ class Call:
         """Processors to run before drawing, and the parameters of the last ones where the sampling kernel does their work."""
         processors, place = list(self.logits_processor), len(_WARPERS)
         params: dict[str, Any] = {}
-        while self.generation_config.do_sample and processors and _place(processors[-1]) < place:
+        config = self.generation_config
+        whole = config.return_dict_in_generate and config.output_scores  # they are to be seen, warped
+        while config.do_sample and not whole and processors and _place(processors[-1]) < place:
             warper = processors.pop()
             place = _place(warper)
             name = ("temperature", "top_k", "top_p", "min_p")[place]

@@ -83,14 +83,12 @@ class Enabled:
         with _paged:
             session = self._session(drafter, call)
             try:
-                sequences = session.run(call, 0 if drafter is None else k)
+                output = session.run(call, 0 if drafter is None else k)
             except BaseException:
                 if not session.engine.idle:
                     self.release()
                 raise
-        if call.generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=sequences)
-        return sequences
+        return output if call.generation_config.return_dict_in_generate else output.sequences
 
     def lookup(self, max_match: int | None) -> Any:
         """The look-up drafter of a longest match; one object for each, as engines are kept by their drafter."""

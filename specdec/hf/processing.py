@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.draft import Draft
 from specdec.hf.call import Call
+from specdec.hf.kept import Kept
 from specdec.model import device_of
 from specdec.rows import RowView
 from specdec.sequence import Sequence
@@ -23,7 +24,7 @@ class ProcessedVerifier:
     """`inner` on processed logits. placed: the engine's sequence in each row, None for a free one."""
 
     def __init__(self, inner: Verifier, call: Call, seqs: list[Sequence], placed: list[Sequence | None]):
-        self.inner, self.processors, self.placed = inner, call.processors, placed
+        self.inner, self.processors, self.placed, self.kept = inner, call.processors, placed, Kept(call)
         self._member = {seq: b for b, seq in enumerate(seqs)}
         self._padding = torch.tensor(call.padding, device=device_of(call.model))
         width = call.input_ids.shape[1]
@@ -43,12 +44,14 @@ class ProcessedVerifier:
         columns = self._padding[member] + packed.positions[:count]
         batch = self._known(view, members)
         batch[member, columns] = packed.token_ids[:count]
-        processed = logits.float()
-        for length in columns.unique().tolist():
+        processed, positions = logits.float(), packed.positions[:count]
+        self.kept.note("logits", processed[:count], member, positions)
+        for length in columns.unique().tolist() if self.processors else ():
             here = (columns == length).nonzero()[:, 0]
             scores = processed.new_zeros(len(batch), processed.shape[1])
             scores[member[here]] = processed[here]
             processed[here] = self.processors(batch[:, : length + 1], scores)[member[here]]
+        self.kept.note("scores", processed[:count], member, positions)
         return processed
 
     def _known(self, view: RowView, members: Tensor) -> Tensor:

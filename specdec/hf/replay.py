@@ -44,13 +44,18 @@ class Replay:
 
     def sequences(self) -> Tensor:
         """[B, L + steps] int64 on the device of the prompts: rows that ended are padded, as transformers does."""
-        outputs = [seq.output_ids for seq in self.seqs]
-        steps = self._steps if self.watched else max(map(len, outputs))
-        new = torch.full((len(outputs), steps), self.call.pad_id)
-        for r, output in enumerate(outputs):
-            kept = output[: self.ends[r] if self.watched and self.call.pads else steps]
-            new[r, : len(kept)] = torch.tensor(kept)
+        lengths = self.lengths
+        new = torch.full((len(lengths), self._steps if self.watched else max(lengths)), self.call.pad_id)
+        for r, length in enumerate(lengths):
+            new[r, :length] = torch.tensor(self.seqs[r].output_ids[:length])
         return torch.cat([self.call.input_ids, new.to(self.call.input_ids.device)], 1)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Emitted tokens of each row, its padding not counted."""
+        if not self.watched:
+            return [len(seq.output_ids) for seq in self.seqs]
+        return [end if self.call.pads and end is not None else self._steps for end in self.ends]
 
     def _token(self, r: int) -> int | None:
         """Row r's token of this step, None while it is still to come."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.engine import Engine
 from specdec.hf.call import Call
+from specdec.hf.kept import Kept
 from specdec.hf.processing import ProcessedVerifier
 from specdec.hf.replay import Replay
 from specdec.kvpool import KVPool
@@ -91,8 +93,11 @@ class Session:
         fits = all(n <= size or fixed for n, size, fixed in self._compare(need))
         return same and fits and self._marks == _marks(self.models)
 
-    def run(self, call: Call, k: int | None) -> Tensor:
-        """Decode `call`, k drafts per row and round (None: the engine's own): [B, L + emitted] int64."""
+    def run(self, call: Call, k: int | None) -> GenerateDecoderOnlyOutput:
+        """Decode `call`, k drafts per row and round (None: the engine's own): sequences [B, L + emitted] int64.
+
+        scores, logits: tuples of [B, vocab] fp32, one for each emitted token, if the call asks for them.
+        """
         if self.busy:
             raise RuntimeError("generate: this model is decoding; a streamer or criterion may not call it again")
         self.busy = True
@@ -106,11 +111,11 @@ class Session:
         """Give the KV memory back and leave the models as they were."""
         self.llm.close()
 
-    def _run(self, call: Call, k: int | None) -> Tensor:
+    def _run(self, call: Call, k: int | None) -> GenerateDecoderOnlyOutput:
         self._forget_prefixes()
         seqs = call.sequences(k)
         replay = Replay(call, seqs, self.engine.cancel)
-        with self._processing(call, seqs):
+        with self._processing(call, seqs) as processing:
             try:
                 for seq in seqs:
                     self.engine.submit(seq)
@@ -123,18 +128,20 @@ class Session:
                 self.engine.run()  # what is in flight belongs to nobody any more
         if call.streamer is not None:
             call.streamer.end()
-        return replay.sequences()
+        kept = processing.kept.outputs(replay.lengths, call.input_ids.device) if processing else {}
+        return GenerateDecoderOnlyOutput(sequences=replay.sequences(), **kept)
 
     @contextmanager
-    def _processing(self, call: Call, seqs: list[Sequence]) -> Iterator[None]:
-        """Within it rounds run the call's logits processors, if it has any; not as graphs, since they look at lengths."""
+    def _processing(self, call: Call, seqs: list[Sequence]) -> Iterator[ProcessedVerifier | None]:
+        """Within it rounds run the call's processors and keep scores, if asked to; not as graphs: they look at lengths."""
         engine = self.engine
         before = engine.round.verifier, engine.graphs
-        if call.processors:
-            engine.round.verifier = ProcessedVerifier(before[0], call, seqs, engine.scheduler.placed)
+        processing = None
+        if call.processors or Kept(call).names:
+            processing = engine.round.verifier = ProcessedVerifier(before[0], call, seqs, engine.scheduler.placed)
             engine.graphs = None  # type: ignore[assignment]
         try:
-            yield
+            yield processing
         finally:
             engine.round.verifier, engine.graphs = before
 

@@ -35,7 +35,6 @@ CALLS = {
     "attention_mask": lambda: mask([0, 1, 0, 1, 1, 1], [1] * 6),
     "position_ids": lambda: {"input_ids": IDS, "position_ids": torch.arange(2, 8)[None].repeat(2, 1)},
     "past_key_values=|cache=": lambda: {"input_ids": IDS, "past_key_values": cache()},
-    "output_logits=True": lambda: {"input_ids": IDS, "output_logits": True, "return_dict_in_generate": True},
     "output_attentions=": lambda: {"input_ids": IDS, "output_attentions": True, "return_dict_in_generate": True},
     "output_hidden_states=": lambda: {"input_ids": IDS, "output_hidden_states": True, "return_dict_in_generate": True},
     "cache_implementation='static'": lambda: {"input_ids": IDS, "cache_implementation": "static"},

@@ -173,19 +173,19 @@ def test_other_modes_stay_transformers_own(model, near):
         assert torch.equal(model.generate(**batch(), **GREEDY, num_beams=3), own(num_beams=3))
 
 
-KEPT = {"output_scores": True, "return_dict_in_generate": True}
+KEPT = {"output_hidden_states": True, "return_dict_in_generate": True}
 
 
 def test_plain_calls_without_a_paged_form_are_transformers_own(model):
     with specdec.hf.enable(model, plain=True):
-        with pytest.warns(UserWarning, match="output_scores=True"):
+        with pytest.warns(UserWarning, match="output_hidden_states=True"):
             out = model.generate(**batch(), **GREEDY, **KEPT)
-        assert len(out.scores) == 12 and torch.equal(out.sequences, own())
+        assert len(out.hidden_states) == 12 and torch.equal(out.sequences, own())
 
 
 def test_an_assisted_batch_without_a_paged_form_is_refused_by_name(model, near):
     with specdec.hf.enable(model):
-        with pytest.raises(ValueError, match="output_scores=True"):
+        with pytest.raises(ValueError, match="output_hidden_states=True"):
             model.generate(**batch(), **GREEDY, **KEPT, assistant_model=near)
         with pytest.raises(ValueError, match="cache_implementation='static'"):
             model.generate(**batch(), **GREEDY, prompt_lookup_num_tokens=3, cache_implementation="static")
@@ -194,9 +194,9 @@ def test_an_assisted_batch_without_a_paged_form_is_refused_by_name(model, near):
 def test_an_assisted_single_row_without_a_paged_form_is_transformers_own(model, near):
     one = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}
     with specdec.hf.enable(model):
-        with pytest.warns(UserWarning, match="output_scores=True"):
+        with pytest.warns(UserWarning, match="output_hidden_states=True"):
             out = model.generate(**one, **GREEDY, **KEPT, assistant_model=near)
-        assert len(out.scores) == 12 and torch.equal(out.sequences, own(inputs=one))
+        assert len(out.hidden_states) == 12 and torch.equal(out.sequences, own(inputs=one))
         with pytest.warns(UserWarning, match="another model object"):
             model.generate(**one, **GREEDY, assistant_model=model)
 
@@ -211,7 +211,7 @@ def test_an_assistant_whose_vocabulary_is_padded_further(model):
         with pytest.raises(
             ValueError, match="different tokenizers"
         ):  # where it is left to transformers, its rules hold
-            with pytest.warns(UserWarning, match="output_scores"):
+            with pytest.warns(UserWarning, match="output_hidden_states"):
                 model.generate(**one, **GREEDY, **KEPT, assistant_model=other)
 
 
@@ -365,7 +365,7 @@ def test_what_custom_generate_drops_is_named(model, near):
     road = {"custom_generate": specdec.hf.generate, **GREEDY}
     with pytest.raises(ValueError, match="assistant_model: .* pass drafter="):
         model.generate(**batch(), **road, assistant_model=near)
-    with pytest.raises(ValueError, match="output_scores=True"):
+    with pytest.raises(ValueError, match="output_hidden_states=True"):
         model.generate(**batch(), **road, **KEPT)
 
 
