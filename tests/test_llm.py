@@ -53,6 +53,18 @@ def test_what_a_request_may_not_ask_for(model):
         assert "specdec_emitted_tokens_total 0\n" in llm.metrics()
 
 
+def test_smollm2_adjusted_gives_transformers_tokens(smol, smollm2):
+    """Penalty, bad words, suppressed tokens and a shortest length together, greedy, with look-up drafts."""
+    ids = smollm2.tokenizer(TEXTS[0])["input_ids"]
+    bad, inputs = [[ids[-1], ids[-2]], [ids[-3]]], torch.tensor([ids])
+    want = smollm2.model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=10, do_sample=False, repetition_penalty=1.05,
+        bad_words_ids=bad, suppress_tokens=[28], min_new_tokens=8,
+    )[0, len(ids) :].tolist()  # fmt: skip
+    asked = {"max_tokens": 10, "temperature": 0.0, "repetition_penalty": 1.05, "bad_words": [*bad, [28]]}
+    assert smol.generate(ids, SamplingParams(**asked, min_tokens=8))[0].token_ids == want
+
+
 def test_a_bad_word_is_not_written(smol):
     """As a string: the word itself, and with a space before it."""
     prompt, asked = "The capital of France is", {"max_tokens": 6, "temperature": 0.0}
