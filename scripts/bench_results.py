@@ -1,8 +1,9 @@
 """Results of `specdec bench` as the section "specdec bench" of docs/results.md.
 
-    python scripts/bench_results.py FILE.json... [--into docs/results.md]
+    python scripts/bench_results.py FILE.json... [--note TEXT] [--into docs/results.md]
 
-Prints the section; with --into it replaces the one that is there, or is put before "Not measured yet".
+Prints the section; with --into it replaces the one that is there, or is put before "Not measured yet". --note: what else a
+reader should know, of a machine that did other work, say.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ COLUMNS = (
 COLUMNS += ("% of floor", "tokens")
 
 
-def section(documents: list[Document]) -> str:
-    return "\n\n".join([HEADING, INTRODUCTION, *("\n\n".join(paragraphs(d)) for d in documents)]) + "\n"
+def section(documents: list[Document], note: str | None = None) -> str:
+    parts = [HEADING, INTRODUCTION, *([note] if note else []), *(part for d in documents for part in paragraphs(d))]
+    return "\n\n".join(parts) + "\n"
 
 
 def paragraphs(document: Document) -> Iterator[str]:
@@ -97,9 +99,10 @@ def put(text: str, new: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--note")
     parser.add_argument("--into", type=Path)
     args = parser.parse_args()
-    new = section([read_document(file) for file in args.files])
+    new = section([read_document(file) for file in args.files], args.note)
     if args.into:
         args.into.write_text(put(args.into.read_text(), new))
     else:

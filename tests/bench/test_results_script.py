@@ -44,7 +44,8 @@ def test_it_goes_before_what_is_missing_and_replaces_itself(script: ModuleType) 
     before = "# Results\n\n## A\n\nx\n\n## Not measured yet\n\ny\n"
     once = script.put(before, script.section([document()]))
     assert once.index("## A") < once.index("## specdec bench") < once.index("## Not measured yet")
-    other = script.put(once, script.section([document(target="another")]))
+    other = script.put(once, script.section([document(target="another")], "A busy machine."))
+    assert "\n\nA busy machine.\n\n### another" in other
     assert "another" in other and "model <x>," not in other and other.endswith("## Not measured yet\n\ny\n")
     assert script.put(once, script.section([document()])) == once
     with pytest.raises(SystemExit, match="expected the heading"):
