@@ -21,7 +21,7 @@ from specdec.bench.outside import METHODS as OUTSIDE
 from specdec.bench.outside import run_transformers
 from specdec.bench.settings import Settings
 from specdec.bench.split import Split, split
-from specdec.bench.stand import Arm, Job, MethodFailed, Stand, out_of_memory
+from specdec.bench.stand import Arm, Job, MethodFailed, Stand, out_of_memory, rounds_of
 from specdec.bench.summary import Extras, Point, Runs, result, round_ms
 from specdec.bench.trace import Run
 from specdec.bench.workload import Workload
@@ -254,7 +254,10 @@ class Benchmark:
         pool, drafts = self.stand.llm.engine.pool, arm.method == "draft"
         target = traffic(self.inputs.target, pool, TARGET)
         drafter = traffic(self.inputs.drafter, pool, DRAFTER) if drafts and self.inputs.drafter else None
-        depth, context = self._depth(arm), point.batch * mean_context
+        found = rounds_of([run for batches in runs for run in batches])
+        drafted = sum(d * n for (d, _), n in found.items()) / max(1, found.total())
+        depth = drafted if arm.k == "auto" else self._depth(arm)  # how deep an adaptive drafter went, on average
+        context = point.batch * mean_context
         return floor(target, drafter, depth, context, measured.median / 1e3, self.bandwidth)
 
     def _depth(self, arm: Arm) -> int:

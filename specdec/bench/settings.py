@@ -16,7 +16,7 @@ class Settings:
 
     target, drafter: models as LLM takes them, or with random_weights named shapes or config files.
     methods: of METHODS; plain always runs, it is the baseline. batch: requests at once, one measurement each.
-    k: drafts per row and round, "auto" for the drafter's usual number. temperatures: 0 is greedy.
+    k: drafts per row and round, "auto" for what pays. temperatures: 0 is greedy.
     prompts: a file, None for the set that ships. input_lens: random tokens instead, of these lengths.
     output_len: tokens per request at most; exactly, with ignore_eos. limit: the first so many prompts only;
     None is all, but on a CPU one of each task of the set that ships.

@@ -34,7 +34,7 @@ class MethodFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared: a method at a number of drafts. k: "auto" is the drafter's usual one; 0 for plain."""
+    """What is compared: a method at a number of drafts. k: "auto" is what pays; 0 for plain."""
 
     method: str
     k: int | str
