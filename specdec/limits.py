@@ -69,6 +69,7 @@ class Work:
         tokens, size = rows * (1 + drafts), model.dtype.itemsize
         logits = tokens * config.vocab_size * (size + 4)
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        inner = max(inner) if isinstance(inner, (list, tuple)) else inner  # some have one for every layer
         activations = max(tokens, self.prompt_budget) * (8 * config.hidden_size + 3 * inner) * size
         return logits + activations + GRAPHS * _GRAPH_BYTES
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from support import COMMON, tiny
 
 from specdec.limits import GRAPHS, Wishes, Work, choose, share
@@ -22,6 +23,14 @@ def test_work_is_logits_activations_and_graphs(drafts, width):
 
 def test_a_model_without_an_intermediate_size():
     assert Work(0, 16).num_bytes(tiny("gpt2"), 1) == 97 * 8 + 16 * (8 + 12) * 64 * 4 + GRAPH_NODES
+
+
+def test_a_model_whose_layers_have_widths_of_their_own():
+    config = transformers.Gemma3nTextConfig(num_hidden_layers=2, num_kv_shared_layers=0, intermediate_size=[32, 96])
+    with torch.device("meta"):
+        model = transformers.Gemma3nForCausalLM(config)
+    tokens = 16 * (8 * config.hidden_size + 3 * 96) * 4
+    assert Work(0, 16).num_bytes(model, 1) == config.vocab_size * 8 + tokens + GRAPH_NODES
 
 
 @pytest.mark.parametrize(
