@@ -72,16 +72,22 @@ def route_of(model: PreTrainedModel) -> Route:
 
 
 def verdict_of(model: PreTrainedModel) -> Verdict:
-    """The probe's verdict on the architecture of `model`; kept, as it depends on the class and the config alone."""
+    """The probe's verdict on the architecture of `model`; one that names a route is kept for its class and config.
+
+    Any other may have come from outside, such as memory that ran out, and the next model is tried again.
+    """
     cls = _own_class(model)
     key = (cls, json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str))
-    if key not in _verdicts:
-        try:
-            small = small_model(cls, model.config)
-        except Exception:  # sizes that this class doesn't take: the model itself, then, with its windows as they are
-            small = model
-        _verdicts[key] = try_routes(small)
-    return _verdicts[key]
+    if key in _verdicts:
+        return _verdicts[key]
+    try:
+        small = small_model(cls, model.config)
+    except Exception:  # sizes that this class doesn't take: the model itself, then, with its windows as they are
+        small = model
+    verdict = try_routes(small)
+    if verdict.route is not None:
+        _verdicts[key] = verdict
+    return verdict
 
 
 def refuse_stateful(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:

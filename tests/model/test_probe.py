@@ -93,6 +93,21 @@ def test_the_probe_leaves_nothing_behind(monkeypatch):
     assert probe.verdict_of(copy.deepcopy(model)) is verdict
 
 
+def test_a_failure_from_outside_is_not_kept(monkeypatch):
+    """One model that could not be tried, because memory ran out, leaves its architecture open."""
+
+    def no_memory(model, route):
+        raise MemoryError("none left")
+
+    model = copy.deepcopy(tiny("llama"))
+    monkeypatch.setattr(probe, "_verdicts", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "_difference", no_memory)
+        with pytest.raises(ValueError, match="none left"):
+            probe.route_of(model)
+    assert isinstance(probe.route_of(model), probe.HookedRoute)
+
+
 def test_shrunk_configs_keep_every_kind_of_layer():
     config = transformers.Gemma3TextConfig()
     small = shrunk(config)
