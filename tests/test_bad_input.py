@@ -43,7 +43,7 @@ def test_models_that_cannot_be_paged():
     config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
     recurrent = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(
-        ValueError, match="model: MambaForCausalLM has linear_attention layers, whose state can't be rolled"
+        ValueError, match="model: MambaForCausalLM can't be paged: its linear_attention layers keep other state than KV"
     ):
         LLM(recurrent)
     bloom = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
