@@ -46,9 +46,9 @@ def test_models_that_cannot_be_paged():
         ValueError, match="model: MambaForCausalLM can't be paged: its linear_attention layers keep other state than KV"
     ):
         LLM(recurrent)
-    bloom = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
-    with pytest.raises(ValueError, match="model: BloomForCausalLM does not attend through transformers' Attention"):
-        LLM(transformers.AutoModelForCausalLM.from_config(bloom))
+    uncached = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4)
+    with pytest.raises(ValueError, match="model: OpenAIGPTLMHeadModel can't be paged: "):
+        LLM(transformers.AutoModelForCausalLM.from_config(uncached))
     with pytest.raises(TypeError, match="model: expected a name, a path or a transformers model, got int"):
         LLM(7)
 
