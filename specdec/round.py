@@ -185,13 +185,5 @@ def pack(view: RowView, running: Tensor, draft: Draft, num_drafts: Tensor, token
     Row r has num_drafts[r] + 1 query tokens at positions l - 1 .. l - 1 + num_drafts[r]; padding writes nothing.
     """
     laid = kernels.pack(view, running, draft.token_ids, num_drafts, tokens)
-    packed = Packed(
-        token_ids=laid.token_ids,
-        positions=laid.positions,
-        slot_mapping=laid.slot_mapping,
-        block_table=view.block_table,
-        seq_lens=laid.seq_lens,
-        cu_seqlens_q=laid.cu_seqlens_q,
-        max_seqlen_q=draft.token_ids.shape[1] + 1,
-    )
+    packed = Packed.of(laid, view.block_table, draft.token_ids.shape[1] + 1)
     return Verification(packed, laid.row, num_drafts, running)

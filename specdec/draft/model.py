@@ -50,15 +50,7 @@ class ModelDrafter:
         previous = drafts[j - 1] if j else None
         step = kernels.draft_step(view, depth, previous, j, self.window, self.model.vocab_size)
         n = 1 if j else self.window
-        packed = Packed(
-            token_ids=step.token_ids,
-            positions=step.positions,
-            slot_mapping=step.slot_mapping,
-            block_table=view.block_table,
-            seq_lens=step.seq_lens,
-            cu_seqlens_q=step.cu_seqlens_q,
-            max_seqlen_q=n,
-        )
+        packed = Packed.of(step, view.block_table, n)
         logits = self.model.extend(packed).view(len(depth), n, -1)[:, -1]
         logits = view.adjust(logits, step.drawn_at, drafts[:j].t())  # as the target's will be, or it draws others
         if log_q is None:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.kernels.columns import DraftStep, PackedTokens
+
 
 @dataclass(slots=True)
 class Packed:
@@ -24,6 +26,19 @@ class Packed:
     seq_lens: Tensor
     cu_seqlens_q: Tensor
     max_seqlen_q: int
+
+    @classmethod
+    def of(cls, laid: PackedTokens | DraftStep, block_table: Tensor, max_seqlen_q: int) -> Packed:
+        """What a round's kernels have laid out, with the tables of its rows."""
+        return cls(
+            token_ids=laid.token_ids,
+            positions=laid.positions,
+            slot_mapping=laid.slot_mapping,
+            block_table=block_table,
+            seq_lens=laid.seq_lens,
+            cu_seqlens_q=laid.cu_seqlens_q,
+            max_seqlen_q=max_seqlen_q,
+        )
 
     def to(self, device: torch.device) -> Packed:
         """The same on `device`; itself if it is there."""
