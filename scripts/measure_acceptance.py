@@ -32,7 +32,7 @@ TEXTS = (
     "Corrected: The committee has received your application and will answer within ten days.\n",
 )
 TEMPERATURES = (0.0, 0.7, 1.0)
-NOISES, CHAINS, K = 64, 2, 4
+NOISES, CHAINS, K = 64, 32, 4
 
 
 def quantised(model: torch.nn.Module, bits: int, group: int = 32) -> torch.nn.Module:
@@ -92,27 +92,38 @@ def chains(
 ) -> dict[str, float]:
     """Expected drafts accepted of K, by the ratio test and by block verification, of chains drawn from the drafter."""
     starts = range(len(ids) // 4, len(ids), max(1, len(ids) // 4))
-    totals, count = {"rejection": 0.0, "block": 0.0}, 0
+    totals = {"rejection": 0.0, "block": 0.0}
     for start in starts:
-        prefix = ids[:start].expand(CHAINS, -1)
-        drawn = []
-        for _ in range(K):
-            q = probabilities_after(draft, prefix, temperature)
-            token = q.multinomial(1, generator=generator)
-            drawn.append(q)
-            prefix = torch.cat([prefix, token], 1)
-        logits = target(prefix, use_cache=False).logits[:, start - 1 :].double()
-        p = softened(logits, temperature).flatten(0, 1)
+        tokens, drawn = drawn_chains(draft, ids[:start], temperature, generator)
+        logits = torch.cat(after(target, ids[:start], tokens), 1)
+        p = softened(logits.double(), temperature).flatten(0, 1)
         at = torch.arange(CHAINS * (K + 1)).view(CHAINS, K + 1)
-        chain = Chain(p, at, prefix[:, start:], torch.full((CHAINS,), K), torch.stack(drawn, 1))
+        chain = Chain(p, at, tokens, torch.full((CHAINS,), K), drawn)
         for name, method in (("rejection", rejection), ("block", block)):
             totals[name] += float(method(chain).survival.sum())
-        count += CHAINS
-    return {name: total / count for name, total in totals.items()}
+    return {name: total / (len(starts) * CHAINS) for name, total in totals.items()}
 
 
-def probabilities_after(model: torch.nn.Module, ids: Tensor, temperature: float) -> Tensor:
-    return softened(model(ids, use_cache=False).logits[:, -1].double(), temperature)
+def drawn_chains(
+    model: torch.nn.Module, ids: Tensor, temperature: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """CHAINS chains of K tokens after `ids`, [CHAINS, K], and the probabilities each was drawn from, [CHAINS, K, V]."""
+    out = model(ids[None], use_cache=True)
+    cache, logits = out.past_key_values, out.logits[:, -1].expand(CHAINS, -1)
+    cache.batch_repeat_interleave(CHAINS)
+    tokens, drawn = [], []
+    for _ in range(K):
+        drawn.append(softened(logits.double(), temperature))
+        tokens.append(drawn[-1].multinomial(1, generator=generator))
+        logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
+    return torch.cat(tokens, 1), torch.stack(drawn, 1)
+
+
+def after(model: torch.nn.Module, ids: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits after `ids`, [CHAINS, 1, V], and after each token of the chains behind them, [CHAINS, K, V]."""
+    out = model(ids[None], use_cache=True)
+    out.past_key_values.batch_repeat_interleave(CHAINS)
+    return out.logits[:, -1:].expand(CHAINS, -1, -1), model(tokens, past_key_values=out.past_key_values).logits
 
 
 def softened(logits: Tensor, temperature: float) -> Tensor:

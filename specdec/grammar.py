@@ -48,7 +48,10 @@ class Grammars:
         except Exception as error:
             problem = str(error)
         if problem:
-            raise ValueError(f"{name}: expected one that llguidance understands, got {text!r}: {problem}")
+            raise ValueError(
+                f"{name}: expected one that llguidance understands, got {text!r} (the text itself, no path); of the "
+                f"grammar that it makes of it, it says: {problem}"
+            )
         return GrammarProcessor(matcher, prompt_len)
 
 

@@ -48,7 +48,16 @@ def _processed(seq: Sequence, tokens: Tensor, scores: Tensor) -> Tensor:
             if not isinstance(processed, Tensor) or processed.shape != (1, len(scores)):
                 got = list(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
                 raise ValueError(f"logits_processors: expected scores of shape [1, {len(scores)}] back, got {got}")
+        if _empty(processed) and not _empty(scores):
+            raise ValueError(
+                "logits_processors: expected scores that leave a token to draw, got NaN, or none above -inf"
+            )
     except Exception as error:
+        error.add_note("raised by a processor of logits_processors")
         seq.failures[len(tokens)] = error
         return torch.full_like(scores, torch.nan)
     return processed[0].to(scores)
+
+
+def _empty(scores: Tensor) -> bool:
+    return bool(scores.isnan().any() | (scores == -torch.inf).all())

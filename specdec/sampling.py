@@ -13,6 +13,8 @@ _MASK64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
 
 MOST_DRAFTS = 1024
+MOST_SAMPLES = 1024
+"""Of one request: each is a sequence of its own from the start."""
 """Drafts per row and round that may be asked for: every row of a round has room for so many."""
 
 MOST_LOGPROBS = 20
@@ -118,7 +120,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._freeze()
         check_int("max_tokens", self.max_tokens, 1)
-        check_int("n", self.n, 1)
+        check_int("n", self.n, 1, MOST_SAMPLES)
         check_int("top_k", self.top_k, 0, _INT32)
         check_int("k", self.k, 0, MOST_DRAFTS)
         check_int("seed", self.seed, -(1 << 63), _MASK64)
@@ -240,6 +242,7 @@ class SamplingParams:
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ValueError, naming the parameter, for a token id that the model can't draw."""
         tokens = {
+            "stop_token_ids": self.stop_token_ids,
             "logit_bias": [token for token, _ in self.biased_tokens],
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_words": [token for word in self.bad_words or () if isinstance(word, tuple) for token in word],
@@ -304,8 +307,8 @@ def check_bans(count: int) -> None:
     """Raise ValueError if a row would need more than MOST_BANS bans: bad words of several tokens, ends before min_tokens."""
     if count > MOST_BANS:
         raise ValueError(
-            f"bad_words, min_tokens: expected at most {MOST_BANS} words of several tokens and ids that end a row, "
-            f"got {count}"
+            f"bad_words, min_tokens: expected at most {MOST_BANS} together, words of several tokens and ids that end a row "
+            f"which min_tokens holds back, got {count}"
         )
 
 

@@ -36,6 +36,7 @@ def test_what_a_request_may_not_ask_for(model):
             ({"stop": "a"}, "stop: stop strings need a tokenizer"),
             ({"logit_bias": {VOCAB: 1.0}}, "logit_bias: expected token ids in 0..96, got 97"),
             ({"allowed_token_ids": (500,)}, "allowed_token_ids: expected token ids in 0..96, got 500"),
+            ({"stop_token_ids": (VOCAB,)}, "stop_token_ids: expected token ids in 0..96, got 97"),
             (
                 {"bad_words": [[1, i % VOCAB, i // VOCAB] for i in range(257)]},
                 "bad_words, min_tokens: expected at most 256",

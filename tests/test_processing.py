@@ -64,15 +64,18 @@ def broken(ids, scores):
 @pytest.mark.parametrize("drafter", ["none", "same", "wrong"])
 def test_a_processor_that_fails_ends_its_own_row(drafter):
     """Where plain decoding would get there: a draft past that place may be asked about before."""
-    e = engine(drafter=drafter, k=3, rows=4)
+    e = engine(drafter=drafter, k=3, rows=5)
     fine = Processed([1, 2, 3], 12, params(logits_processors=(odd_after_even,)))
-    first, second = (Processed([i, 2, 3], 12, params()) for i in (4, 5))
+    first, second, third = (Processed([i, 2, 3], 12, params()) for i in (4, 5, 6))
     first.seq.processors = (broken,)
     second.seq.processors = (lambda ids, scores: scores[0] if ids.shape[1] == 7 else scores,)
-    submit(e, [fine, first, second])
+    third.seq.processors = (lambda ids, scores: scores - torch.inf if ids.shape[1] == 8 else scores,)
+    submit(e, [fine, first, second, third])
     e.run()
     assert fine.seq.token_ids == fine.want and fine.seq.error is None
     assert isinstance(first.seq.error, KeyError) and first.seq.token_ids == first.want[:10]
     assert second.seq.token_ids == second.want[:7]
     assert str(second.seq.error) == f"logits_processors: expected scores of shape [1, {VOCAB}] back, got [{VOCAB}]"
+    assert third.seq.token_ids == third.want[:8]
+    assert "logits_processors: expected scores that leave a token to draw" in str(third.seq.error)
     assert e.pool.allocator.num_free == e.pool.num_blocks

@@ -62,7 +62,7 @@ class Settings:
         unknown = [level for level in self.levels if level not in LEVELS]
         if unknown or not self.levels:
             raise ValueError(f"levels: expected some of 0 to 4, got {', '.join(map(str, self.levels)) or 'none'}")
-        for name in ("requests", "tokens"):
+        for name in ("k", "requests", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if not self.temperature > 0:

@@ -77,6 +77,7 @@ def test_ranks_are_even_for_draws_of_the_model():
         (dict(verifier="typical"), "verifier: expected coupled, rejection, block, got 'typical'"),
         (dict(levels=(0, 7)), "levels: expected some of 0 to 4, got 0, 7"),
         (dict(requests=0), "requests: expected at least 1, got 0"),
+        (dict(k=0), "k: expected at least 1, got 0"),
         (dict(temperature=0.0), "temperature: expected more than 0"),
         (dict(endpoint="http://a/v1"), "expected both URLs"),
         (dict(endpoint="a", baseline="b", model="c"), "expected no MODEL"),
