@@ -93,8 +93,17 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """The positions that a model's config allows, None where it names none."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """The positions that a model's config allows, None where it names none.
+
+    Those of a short text where angles follow the length of the text (longrope): a forward has one set of angles for all
+    its rows, so a long one would change what its neighbours say, and cached keys would have the angles of another length.
+    """
+    config = model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and kind.get("rope_type") == "longrope"]
+    short = [kind.get("original_max_position_embeddings") for kind in kinds]
+    return min([n for n in (positions, *short) if n], default=None)
 
 
 def _blocks(specs: Sequence[KVSpec], wishes: Wishes, beside: int) -> int:

@@ -5,7 +5,7 @@ import torch
 import transformers
 from support import COMMON, tiny
 
-from specdec.limits import GRAPHS, Wishes, Work, choose, share
+from specdec.limits import GRAPHS, Wishes, Work, choose, max_positions, share
 from specdec.model import kv_specs
 
 GRAPH_NODES = GRAPHS * (16 << 20)
@@ -45,3 +45,13 @@ def test_memory_that_is_asked_for_is_taken_at_its_word():
     limits = choose([model], kv_specs(model), Wishes(kv_memory=1 << 20, max_model_len=64), Work(4, 512))
     assert limits == choose([model], kv_specs(model), Wishes(kv_memory=1 << 20, max_model_len=64))
     assert limits.num_blocks * 16 * 2 * 2 * 2 * 16 * torch.float32.itemsize <= 1 << 20
+
+
+def test_angles_that_follow_the_length_hold_for_short_texts_only():
+    """A long row would change its neighbours' angles, so no row may be long."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    config = transformers.Phi3Config(**COMMON, original_max_position_embeddings=32, rope_parameters=rope)
+    model = transformers.Phi3ForCausalLM(config)
+    assert max_positions(model) == 32 and max_positions(tiny()) == 128
+    with pytest.raises(ValueError, match="max_model_len: expected at most 32, the model's positions, got 33"):
+        choose([model], kv_specs(model), Wishes(max_model_len=33))
