@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import os
-import time
 import traceback
 import warnings
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specdec.acceptance import Acceptance
+from specdec.chunks import pack_chunks
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
+from specdec.flight import CatchUp, Flight, reported, send
 from specdec.graphs import RoundGraphs, rounded_up
 from specdec.kernels.logprobs import logprobs
-from specdec.kernels.round import slots
 from specdec.kvpool import KVPool
-from specdec.logprobs import TokenLogprobs, columns, read, width
-from specdec.model import Packed, PagedModel
+from specdec.logprobs import width
+from specdec.model import PagedModel
 from specdec.policy import Candidate, Outcome, Plan, Policy, Reading
 from specdec.processing import Processing
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
 from specdec.sequence import Sequence, Status
+from specdec.stats import EngineStats
 from specdec.stopwatch import Stopwatch
 from specdec.verify import Verifier
 
@@ -70,94 +67,6 @@ class EngineConfig:
     lag: int = 1
     graphs: bool = False
     adaptive: bool = False
-
-
-PARTS = ("prompts", "launch", "wait", "step")
-"""Of the time of the engine's thread; `step` is all of it."""
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Counts since the start, defined in docs/metrics.md. seconds: of the engine's thread, by part of a step."""
-
-    rounds: int = 0
-    row_rounds: int = 0
-    stalls: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    dropped: int = 0
-    prompt_tokens: int = 0
-    drafter_tokens: int = 0
-    cached_tokens: int = 0
-    first_tokens: int = 0
-    first_token_s: float = 0.0
-    accepted_per_round: Counter = field(default_factory=Counter)
-    places: Acceptance = field(default_factory=Acceptance)
-    finished: Counter = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-
-    @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Add the time spent within it to a part of a step."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] += time.perf_counter() - start
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens emitted per row and round, bonus token included."""
-        return self.emitted / self.row_rounds if self.row_rounds else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-
-@dataclass(slots=True)
-class Flight:
-    """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose.
-
-    plan: what the policy decided of it; drafts: what each row may draft.
-    fair: whether it took as long as another round of its shape would.
-    """
-
-    values: Tensor
-    event: torch.cuda.Event | None
-    seqs: list[Sequence]
-    shape: RoundShape
-    plan: Plan
-    drafts: dict[Sequence, int]
-    took: Stopwatch
-    fair: bool
-    logprobs: Tensor | None = None
-
-
-@dataclass(slots=True)
-class CatchUp:
-    """A forward of the drafter over tokens that it had missed, `running` of them of `batch` running rows."""
-
-    tokens: int
-    running: int
-    batch: int
-    took: Stopwatch
-
-
-def _send(values: Tensor) -> Tensor:
-    """`values` on their way to the host: to be read once an event behind this call has come."""
-    if not values.is_cuda:
-        return values
-    home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return home.copy_(values, non_blocking=True)
-
-
-def _reported(flight: Flight, b: int, token_ids: list[int]) -> list[TokenLogprobs]:
-    """The log-probabilities of what row b of a round emitted."""
-    params, first = flight.seqs[b].params, columns(flight.shape.logprobs)
-    part = slice(first, None) if params.processed_logprobs else slice(0, first)
-    return read(flight.logprobs[b, : len(token_ids), part].tolist(), token_ids, params.logprobs)
 
 
 class Engine:
@@ -318,7 +227,7 @@ class Engine:
         chunks = self.scheduler.drafter_chunks(seqs)
         if not chunks:
             return
-        took = Stopwatch(self.rows.device)
+        took = Stopwatch(self.rows.device) if self.policy else None
         if not self._extend(self.drafter.model, chunks):
             return
         running = [c for c in chunks if c.seq.status is Status.RUNNING]
@@ -328,7 +237,8 @@ class Engine:
             self.rows.set_drafter_len(c.seq.row, c.end)
         tokens, of_running = (sum(c.end - c.start for c in part) for part in (chunks, running))
         self.stats.drafter_tokens += tokens
-        self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
+        if took:
+            self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
 
     def _extend(self, model: PagedModel, chunks: list[Chunk], scored: bool = False) -> bool:
         """Run the chunks, ragged and packed, with the head if `scored`. A failure ends their sequences and no other."""
@@ -336,9 +246,9 @@ class Engine:
             return False
         try:
             if scored:
-                self._score(model.extend(self._pack(model, chunks), prompt=True), chunks)
+                self._score(model.extend(pack_chunks(chunks, model, self.rows.device), prompt=True), chunks)
             else:
-                model.extend(self._pack(model, chunks), logits=False)
+                model.extend(pack_chunks(chunks, model, self.rows.device), logits=False)
         except Exception as error:
             for chunk in chunks:
                 self._finish(chunk.seq, "error", error)
@@ -350,43 +260,9 @@ class Engine:
         top, device = width(c.seq.params.prompt_logprobs for c in chunks) or 0, self.rows.device
         tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
         tokens = upload(tokens, device).to(device, non_blocking=True)
-        values = _send(logprobs(logits[:, : self.rows.vocab_size], tokens, top))
+        values = send(logprobs(logits[:, : self.rows.vocab_size], tokens, top))
         for c, piece in zip(chunks, values.split([c.end - c.start for c in chunks]), strict=True):
             c.seq.scores = [*(c.seq.scores if c.start else []), piece]
-
-    def _pack(self, model: PagedModel, chunks: list[Chunk]) -> Packed:
-        lengths = [c.end - c.start for c in chunks]
-        ids = [t if t < model.vocab_size else 0 for c in chunks for t in c.seq.token_ids[c.start : c.end]]
-        host = torch.tensor(
-            [
-                ids,
-                [p for c in chunks for p in range(c.start, c.end)],
-                [i for i, n in enumerate(lengths) for _ in range(n)],
-            ]
-        )
-        device = self.rows.device
-        ids, positions, row = upload(host, device).to(device, non_blocking=True)
-        width = max(len(c.seq.table.blocks) for c in chunks)
-        host = torch.full((len(chunks), width + 2), -1, dtype=torch.int32)
-        ends = 0
-        for i, chunk in enumerate(chunks):
-            ends += lengths[i]
-            blocks = chunk.seq.table.blocks
-            host[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-            host[i, width], host[i, width + 1] = chunk.end, ends
-        table = upload(host, device).to(device, non_blocking=True)
-        block_table = table[:, :width]
-        return Packed(
-            token_ids=ids,
-            positions=positions,
-            slot_mapping=slots(
-                block_table, row, positions, torch.ones_like(row, dtype=torch.bool), self.pool.block_size
-            ),
-            block_table=block_table,
-            seq_lens=table[:, width].contiguous(),
-            cu_seqlens_q=torch.nn.functional.pad(table[:, width + 1], (1, 0)),
-            max_seqlen_q=max(lengths),
-        )
 
     def _join(self) -> None:
         for seq in self.scheduler.sequences:
@@ -440,18 +316,19 @@ class Engine:
         self.rows.flush()
         shape, drafts = self._shape(seqs), {seq: self._k(seq) for seq in seqs}
         captures = self.graphs.captures if self.graphs else 0
-        took = Stopwatch(self.rows.device)
+        took = Stopwatch(self.rows.device) if self.policy else None
         try:
             result = self._run_round([seq.row for seq in seqs], shape)
         except Exception as error:
             for seq in seqs:
                 self._finish(seq, "error", error)
             return
-        took.stop()
+        if took:
+            took.stop()
         fair = not shape.processed and (self.graphs is None or self.graphs.captures == captures)
         self.stats.rounds += 1
-        values, reported, event = self._send_home(result)
-        self.flights.append(Flight(values, event, seqs, shape, self.plan, drafts, took, fair, reported))
+        values, scores, event = self._send_home(result)
+        self.flights.append(Flight(values, event, seqs, shape, self.plan, drafts, took, fair, scores))
 
     def _run_round(self, rows: list[int], shape: RoundShape) -> RoundResult:
         if self.graphs and not shape.processed and (self.drafter is None or getattr(self.drafter, "capturable", False)):
@@ -489,12 +366,12 @@ class Engine:
 
     def _send_home(self, result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
         """The round's values and log-probabilities in memory that the host can read, after the event."""
-        values, event = _send(result.values), None
-        reported = None if result.logprobs is None else _send(result.logprobs)
+        values, event = send(result.values), None
+        scores = None if result.logprobs is None else send(result.logprobs)
         if result.values.is_cuda:
             event = torch.cuda.Event()
             event.record()
-        return values, reported, event
+        return values, scores, event
 
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
@@ -514,7 +391,7 @@ class Engine:
                 continue
             token_ids = values[n : n + count["num_emitted"]]
             if seq.params.logprobs is not None:
-                seq.logprobs += _reported(flight, b, token_ids)
+                seq.logprobs += reported(flight, b, token_ids)
             self._take(seq, count, token_ids)
 
     def _learn(self, flight: Flight, counts: list[dict[str, int]]) -> None:
@@ -534,7 +411,7 @@ class Engine:
                     for seq, c in zip(flight.seqs, counts, strict=True)
                     if c["ran"] and seq.status is not Status.FINISHED and not self._fixed(seq)
                 ],
-                seconds=flight.took.seconds if flight.fair else None,
+                seconds=flight.took.seconds if flight.took and flight.fair else None,
                 mixed=any(k and self._fixed(seq) for seq, k in flight.drafts.items()),
             )
         )

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from specdec.checkpoint import find_checkpoint
 from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
-from specdec.engine import DEBUG, Engine, EngineConfig, EngineStats
+from specdec.engine import DEBUG, Engine, EngineConfig
 from specdec.grammar import Grammars
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, Work, choose
@@ -30,6 +30,7 @@ from specdec.rows import Rows
 from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
+from specdec.stats import EngineStats
 from specdec.verify import VERIFIERS
 from specdec.worker import Worker
 

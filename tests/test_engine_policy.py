@@ -95,3 +95,10 @@ def test_the_policy_forgets_sequences_that_are_over():
     e = engine(drafter="right", k=4, lag=1, adaptive=True)
     run(e, requests())
     assert not e.policy._rows
+
+
+def test_without_a_policy_nothing_is_kept_for_one():
+    """Forwards of the drafter are timed for the policy alone; with a fixed k nobody would take the times away."""
+    e = engine(drafter="near", k=3)
+    run(e, requests(k=3))
+    assert e.stats.drafter_tokens > 0 and e._catch_ups == []

@@ -34,6 +34,7 @@ LAYERS = [
     ["verify"],
     ["processing < round"],
     ["graphs", "scheduler"],
+    ["stats", "flight", "chunks"],
     ["engine"],
     ["metrics < output < limits < worker < llm"],
     ["hf", "bench"],

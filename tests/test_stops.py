@@ -18,9 +18,6 @@ class Bytes:
 
     chat_template = None
 
-    def __call__(self, text, **kwargs):
-        raise NotImplementedError
-
     def decode(self, ids, skip_special_tokens=True):
         return bytes(ALPHABET[i % len(ALPHABET)] for i in ids).decode("utf-8", errors="replace")
 

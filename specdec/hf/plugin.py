@@ -22,12 +22,12 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
 from specdec.draft import Drafter, LookupDrafter, check_vocabulary
-from specdec.engine import EngineStats
 from specdec.hf.call import Call
 from specdec.hf.session import Need, Options, Session
 from specdec.limits import Wishes
 from specdec.loading import load_model
 from specdec.model import device_of, kv_specs
+from specdec.stats import EngineStats
 
 LLM_OPTIONS = ("max_model_len", "max_rows", "kv_memory", "block_size", "prompt_budget", "graphs", "compile", "lag")
 

@@ -1,0 +1,58 @@
+"""Flights: rounds that are launched and not read yet, and how what they bring gets home."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.logprobs import TokenLogprobs, columns, read
+from specdec.policy import Plan
+from specdec.round import RoundShape
+from specdec.sequence import Sequence
+from specdec.stopwatch import Stopwatch
+
+
+@dataclass(slots=True)
+class Flight:
+    """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose.
+
+    plan: what the policy decided of it; drafts: what each row may draft.
+    took: for the policy, None without one; fair: whether that is what another round of its shape would take.
+    """
+
+    values: Tensor
+    event: torch.cuda.Event | None
+    seqs: list[Sequence]
+    shape: RoundShape
+    plan: Plan
+    drafts: dict[Sequence, int]
+    took: Stopwatch | None
+    fair: bool
+    logprobs: Tensor | None = None
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """A forward of the drafter over tokens that it had missed, `running` of them of `batch` running rows."""
+
+    tokens: int
+    running: int
+    batch: int
+    took: Stopwatch
+
+
+def send(values: Tensor) -> Tensor:
+    """`values` on their way to the host: to be read once an event behind this call has come."""
+    if not values.is_cuda:
+        return values
+    home = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return home.copy_(values, non_blocking=True)
+
+
+def reported(flight: Flight, b: int, token_ids: list[int]) -> list[TokenLogprobs]:
+    """The log-probabilities of what row b of a round emitted."""
+    params, first = flight.seqs[b].params, columns(flight.shape.logprobs)
+    part = slice(first, None) if params.processed_logprobs else slice(0, first)
+    return read(flight.logprobs[b, : len(token_ids), part].tolist(), token_ids, params.logprobs)
