@@ -3,27 +3,27 @@
 import pytest
 import torch
 import transformers
+from support import COMMON
 
 from specdec import LLM, SamplingParams
 from specdec.kernels import dependent
 from specdec.model import layers
 
-CONFIG = dict(
+CONFIG = COMMON | dict(
     vocab_size=8000,
     hidden_size=1024,
     intermediate_size=3072,
     num_attention_heads=16,
     num_key_value_heads=4,
+    head_dim=64,
     max_position_embeddings=1024,
-    tie_word_embeddings=False,
-    eos_token_id=None,
-    bos_token_id=None,
+    initializer_range=0.02,
 )
 
 
 def model(num_layers: int) -> transformers.PreTrainedModel:
     torch.manual_seed(num_layers)
-    config = transformers.LlamaConfig(num_hidden_layers=num_layers, **CONFIG)
+    config = transformers.LlamaConfig(**CONFIG | dict(num_hidden_layers=num_layers))
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda").eval()
 
 
