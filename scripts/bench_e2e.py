@@ -1,6 +1,6 @@
 """Decoding speed of whole batches on random weights, plain and with a draft model at a forced acceptance length.
 
-    python scripts/bench_e2e.py [--target llama-8b] [--drafter llama-1b] [--batch 1,4,16,64,128] [--k 4|auto] [--length 3.4]
+    python scripts/bench_e2e.py [--target llama-8b] [--drafter llama-1b] [--batch 1,4,16,64,128] [--k 4,auto] [--length 3.4]
 
 Random prompts of 512 tokens, 256 out. decode tok/s = (tokens emitted - batch) / (time of the run - time of the same run
 asked for one token), the definition of the peers' figures. Every batch is run once to warm up. The acceptance length is
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--target", default="llama-8b", choices=SHAPES)
     parser.add_argument("--drafter", default="llama-1b", help="a shape, lookup or none")
     parser.add_argument("--batch", default="1,4,16,64,128")
-    parser.add_argument("--k", default="4", help="drafts per row and round, or auto")
+    parser.add_argument("--k", default="4", help="drafts per row and round, or auto, or several of these")
     parser.add_argument("--length", type=float, default=3.4)
     parser.add_argument("--input", type=int, default=512)
     parser.add_argument("--output", type=int, default=256)
@@ -102,10 +102,10 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     drafter = build(args.drafter) if args.drafter in SHAPES else None if args.drafter == "none" else args.drafter
-    drafted = None if args.k == "auto" else int(args.k)
+    choices = [None if word == "auto" else int(word) for word in args.k.split(",")] if drafter is not None else []
     start = time.perf_counter()
     llm = LLM(
-        build(args.target), drafter=drafter, k=drafted or "auto", max_model_len=1024, max_rows=128, prompt_budget=8192,
+        build(args.target), drafter=drafter, k="auto", max_model_len=1024, max_rows=128, prompt_budget=8192,
         compile=not args.no_compile, graphs=not args.no_graphs,
     )  # fmt: skip
     if args.drafter in SHAPES:
@@ -114,7 +114,7 @@ def main() -> None:
     print(f"start to first token {time.perf_counter() - start:.1f} s", flush=True)
     rows = []
     for batch in map(int, args.batch.split(",")):
-        for k in (0, drafted) if drafter is not None else (0,):
+        for k in (0, *choices):
             rows.append(measure(llm, batch, k, args))
             print(rows[-1], flush=True)
             if str(batch) in args.profile.split(","):
