@@ -22,6 +22,7 @@ from rich.table import Table
 from specdec import LLM, SamplingParams
 from specdec.bench.controlled import ForcedLength
 from specdec.bench.shapes import SHAPES, random_model
+from specdec.bench.timeline import Timeline
 
 
 def build(name: str) -> transformers.PreTrainedModel:
@@ -63,26 +64,30 @@ def measure(llm: LLM, batch: int, k: int | None, args: argparse.Namespace) -> di
 
 
 def profile(llm: LLM, batch: int, k: int | None, args: argparse.Namespace) -> None:
-    """Where a round's time goes: kernels by total time, and how long the device sat idle between the first and last."""
+    """Where a round's time goes: how long the device idled, what was copied, and the kernels by their own time."""
     prompts = torch.randint(10, llm.vocab_size, (batch, args.input)).tolist()
-    seconds(llm, prompts, 2, k)
-    params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True, k=k)
+    params = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True, k=k)
+    handles = [llm.submit(prompt, params) for prompt in prompts]
+    for handle in handles:
+        next(iter(handle))  # past its prompt
+    rounds = llm.stats.rounds
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
-        outputs = llm.generate(prompts, params)
+        for handle in handles:
+            handle.results()
         torch.cuda.synchronize()
-    rounds = max(o.stats.rounds for o in outputs)
-    events = [e for e in prof.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    spans = sorted((e.time_range.start, e.time_range.end) for e in events)[len(events) // 4 :]
-    busy = sum(b - a for a, b in spans)
-    whole = spans[-1][1] - spans[0][0]
+    rounds = llm.stats.rounds - rounds
+    whole = Timeline.of(prof)
+    late = whole.later(0.25)  # the first rounds under a profiler are slow
+    waiting, between = (100 * us / late.whole_us for us in (late.waiting_us, late.between_us))
     print(
-        f"batch {batch} k {k}: {len(events) / rounds:.0f} kernels a round, device idle {100 * (1 - busy / whole):.1f} %"
+        f"batch {batch} k {k}: {len(whole.works) / rounds:.0f} kernels a round, device idle {waiting + between:.1f} %, "
+        f"{waiting:.1f} between rounds and {between:.1f} within; {whole.copied(rounds).line}"
     )
     totals: dict[str, list[float]] = {}
-    for e in events:
-        total = totals.setdefault(e.name[:90], [0, 0.0])
+    for work in whole.works:
+        total = totals.setdefault(work.name[:90], [0, 0.0])
         total[0] += 1
-        total[1] += e.time_range.end - e.time_range.start
+        total[1] += work.end - work.start  # of which starts that overlap count in both kernels
     for name, (count, us) in sorted(totals.items(), key=lambda item: -item[1][1])[:28]:
         print(f"{us / rounds:9.1f} us {count / rounds:7.1f} x  {name}")
 

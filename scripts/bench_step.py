@@ -3,9 +3,10 @@
     python scripts/bench_step.py [--target llama-8b] [--drafter llama-1b] [--batch 1,16] [--k 4] [--context 1024] [--json FILE]
 
 Rounds are those of `specdec bench` (docs/benchmarking.md): draft, verify, sample, other, host, idle, beside the bandwidth
-floor. Layers: the products of all layers back to back against the bytes of their weights, and what is left of a layer in a
-whole forward of the same tokens at that context (attention, norms, rotary angles, activation, stored KV; embedding, last
-norm and the plan of the attention are divided among the layers). On a GPU both are replays of CUDA graphs.
+floor, and on a GPU the bytes that a round copies. Layers: the products of all layers back to back against the bytes of
+their weights, and what is left of a layer in a whole forward of the same tokens at that context (attention, norms, rotary
+angles, activation, stored KV; embedding, last norm and the plan of the attention are divided among the layers). On a GPU
+both are replays of CUDA graphs.
 Prints tables, then one JSON line.
 """
 
@@ -126,6 +127,9 @@ def measure_layers(bench: Benchmark, args: argparse.Namespace) -> list[Layer]:
 
 def show(document: Document, layers: list[Layer], console: Console) -> None:
     print_results(document, console)
+    for r in document.results:
+        if r.split and r.split.copied:
+            console.print(f"{r.arm}, batch {r.batch}: {r.split.copied.line}")
     columns = ("products us", "% of bandwidth", "rest us", "forward ms")
     sheet = Sheet("A layer", ("batch", "method", "tokens a row"), columns)
     for layer in layers:

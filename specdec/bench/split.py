@@ -1,8 +1,8 @@
 """Where a round's time goes: draft, verify, sample, the rest of the round, the host, an idle device.
 
 A pass of its own, so that the measured runs carry no clocks; its parts are then scaled to the round that was measured.
-On a CPU each part is timed as it is called. On a GPU the rounds run step by step under the profiler, whose kernel times
-are set against the round time of the graphs.
+On a CPU each part is timed as it is called. On a GPU some rounds run as they were measured under the profiler, which
+tells how long the device had work, then some step by step, which tell for which part.
 """
 
 from __future__ import annotations
@@ -10,28 +10,32 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from specdec.bench.stand import Arm, Job, Stand
 from specdec.bench.steps import StepClock
+from specdec.bench.timeline import MARK, Copied, Timeline
 from specdec.engine import Engine
+from specdec.round import Round, RoundResult, RoundShape
 from specdec.sequence import Sequence, Status
 
 ROUNDS = 16
-"""Rounds that are looked at; the shares settle within a few."""
+"""Rounds that are looked at, half of them in either way on a GPU; the shares settle within a few."""
+_UNSETTLED = 0.25
+"""Of a recording, left out: the first rounds under a profiler are slow."""
 
 
 @dataclass(frozen=True)
 class Split:
     """Milliseconds of a round; together they are the round as measured without clocks.
 
-    other: packing, acceptance and bookkeeping; host: scheduler and detokenizer.
-
-    On a GPU host is 0, its work runs beside the device's: what of it can't hide shows up as idle. On a CPU idle is 0.
+    other: packing, acceptance and bookkeeping. host: scheduler and detokenizer; on a GPU they work beside the device, and
+    host is what it waits between two rounds. idle: what it has no work for within a round; 0 on a CPU.
+    copied: bytes of a round; None on a CPU, which copies nothing.
     """
 
     draft_ms: float
@@ -40,6 +44,7 @@ class Split:
     other_ms: float
     host_ms: float
     idle_ms: float
+    copied: Copied | None = None
 
     @classmethod
     def scaled(cls, parts: list[float], round_ms: float) -> Split:
@@ -81,10 +86,21 @@ class _Sections:
                 self.seconds[name] += time.perf_counter() - started
 
         def marked(*args: Any, **kwargs: Any) -> Any:
-            with torch.profiler.record_function(f"specdec.{name}"):
+            with torch.profiler.record_function(f"{MARK}{name}"):
                 return call(*args, **kwargs)
 
         return marked if self._cuda else timed
+
+
+class _StepByStep:
+    """In the place of a `RoundGraphs`. A round counts as a capture, so that no policy learns from what it takes."""
+
+    def __init__(self, round_: Round):
+        self.round, self.captures = round_, 0
+
+    def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
+        self.captures += 1
+        return self.round.run(torch.tensor(rows, device=self.round.rows.device), shape)
 
 
 def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
@@ -95,15 +111,13 @@ def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
     engine, seqs = stand.engine(arm.method), stand.sequences(arm, job)
     cuda = stand.device.type == "cuda"
     engine.reset_prefix_cache()
-    graphs, step_by_step = engine.graphs, cast(Any, None)
-    engine.graphs = step_by_step
+    graphs = engine.graphs
     try:
         for seq in seqs:
             engine.submit(seq)
         while any(seq.status in (Status.WAITING, Status.EXTENDING) for seq in seqs):
             engine.step()
-        with _Sections(engine, cuda) as sections:
-            found = _on_gpu(engine, round_ms) if cuda else _on_cpu(engine, seqs, sections.seconds, round_ms)
+        found = _on_gpu(engine, round_ms) if cuda else _on_cpu(engine, seqs, round_ms)
         for seq in seqs:
             engine.cancel(seq)
         engine.run()
@@ -114,32 +128,54 @@ def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
     return found
 
 
-def _on_cpu(engine: Engine, seqs: list[Sequence], seconds: dict[str, float], round_ms: float) -> Split | None:
+def _on_cpu(engine: Engine, seqs: list[Sequence], round_ms: float) -> Split | None:
     """The host is the device and never idle, so the shares are what was found, of the measured round."""
     total, steps = 0.0, 0
-    clock = StepClock(engine, seqs)
-    while steps < ROUNDS and not engine.idle:
-        total += clock.step().seconds
-        steps += 1
+    with _Sections(engine, cuda=False) as sections:
+        clock = StepClock(engine, seqs)
+        while steps < ROUNDS and not engine.idle:
+            total += clock.step().seconds
+            steps += 1
     if not steps:
         return None
+    seconds = sections.seconds
     parts = seconds["propose"] + seconds["extend"] + seconds["accept"]
     each = (seconds["propose"], seconds["extend"], seconds["accept"], seconds["run"] - parts, total - seconds["run"])
     return Split.scaled([round_ms * part / total for part in each], round_ms)
 
 
 def _on_gpu(engine: Engine, round_ms: float) -> Split | None:
+    """None as well if a graph had to be captured meanwhile: such rounds are not those that were measured."""
+    captures = engine.graphs.captures if engine.graphs else 0
+    whole, rounds = _recorded(engine)
+    if not rounds or (engine.graphs and engine.graphs.captures > captures):
+        return None
+    step_by_step: Any = _StepByStep(engine.round)
+    engine.graphs = step_by_step
+    with _Sections(engine, cuda=True):
+        parts, _ = _recorded(engine)
+    return of_timelines(whole, parts, rounds, round_ms)
+
+
+def of_timelines(whole: Timeline, stepped: Timeline, rounds: int, round_ms: float) -> Split | None:
+    """whole: `rounds` rounds as they were measured; stepped: some step by step, marked. None without either's work."""
+    settled, work = whole.later(_UNSETTLED), [stepped.busy_us(part) for part in ("propose", "extend", "accept", "run")]
+    if not settled.whole_us or not sum(work):
+        return None
+    busy = round_ms * settled.busy_us() / settled.whole_us
+    waiting = round_ms * settled.waiting_us / settled.whole_us
+    split = Split.scaled([*(busy * part / sum(work) for part in work), waiting], round_ms)
+    return replace(split, copied=whole.copied(rounds))
+
+
+def _recorded(engine: Engine) -> tuple[Timeline, int]:
+    """The device's work in the next rounds, and how many they were."""
+    torch.cuda.synchronize()
     rounds = engine.stats.rounds
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    ) as p:
-        while engine.stats.rounds - rounds < ROUNDS and not engine.idle:
+    ) as profile:
+        while engine.stats.rounds - rounds < ROUNDS // 2 and not engine.idle:
             engine.step()
         torch.cuda.synchronize()
-    rounds = engine.stats.rounds - rounds
-    if not rounds:
-        return None
-    device = {e.key: e.device_time_total / 1e3 / rounds for e in p.key_averages() if e.key.startswith("specdec.")}
-    draft, verify, sample = (device.get(f"specdec.{name}", 0.0) for name in ("propose", "extend", "accept"))
-    other = device.get("specdec.run", 0.0) - draft - verify - sample
-    return Split.scaled([draft, verify, sample, other, 0.0], round_ms)
+    return Timeline.of(profile), engine.stats.rounds - rounds
