@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.chunks import pack_chunks
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
 from specdec.flight import CatchUp, Flight, reported, send
 from specdec.graphs import RoundGraphs, rounded_up
@@ -21,6 +20,7 @@ from specdec.logprobs import width
 from specdec.model import PagedModel
 from specdec.policy import Candidate, Outcome, Plan, Policy, Reading
 from specdec.processing import Processing
+from specdec.prompts import PromptForward
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
@@ -96,6 +96,10 @@ class Engine:
         )
         self.round.processing = Processing(self.scheduler.placed)
         self.graphs = RoundGraphs(self.round) if config.graphs else None
+        self.prompts = PromptForward(target, rows.device, graphs=config.graphs)
+        self.drafter_prompts: PromptForward | None = None
+        if self.draft_model:
+            self.drafter_prompts = PromptForward(self.draft_model, rows.device, graphs=config.graphs)
         self.stats = EngineStats()
         self.flights: list[Flight] = []
         self.listeners: dict[Sequence, Listener] = {}
@@ -111,6 +115,10 @@ class Engine:
     @property
     def pool(self) -> KVPool:
         return self.target.pool
+
+    @property
+    def _prompt_forwards(self) -> list[PromptForward]:
+        return [self.prompts, *([self.drafter_prompts] if self.drafter_prompts else [])]
 
     @property
     def idle(self) -> bool:
@@ -141,8 +149,10 @@ class Engine:
         """Forget cached prefixes, and graphs that hold weights which have been replaced since."""
         self.pool.allocator.reset_prefix_cache()
         replaced = [model.refresh() for model in (self.target, self.draft_model) if model]
-        if any(replaced) and self.graphs:
-            self.graphs = RoundGraphs(self.round)
+        if any(replaced):
+            self.graphs = RoundGraphs(self.round) if self.graphs else None
+            for prompts in self._prompt_forwards:
+                prompts.forget()
 
     def cancel(self, seq: Sequence) -> None:
         """End `seq` at the next step; what a round in flight emits for it is dropped."""
@@ -164,6 +174,8 @@ class Engine:
         self.scheduler.reserve(self._slots())
         with self.stats.timed("launch"):
             self._launch()
+        for prompts in self._prompt_forwards:
+            prompts.capture()
         while len(self.flights) > (self.config.lag if self.scheduler.running else 0):
             self._read(self.flights.pop(0))
         if DEBUG:
@@ -211,7 +223,7 @@ class Engine:
         chunks = self.scheduler.target_chunks()
         scored = [c for c in chunks if c.seq.unscored]
         for part in ([c for c in chunks if not c.seq.unscored], scored):
-            if self._extend(self.target, part, scored=part is scored):
+            if self._extend(self.prompts, part, scored=part is scored):
                 self.stats.prompt_tokens += sum(c.end - c.start for c in part)
                 for c in part:
                     c.seq.target_len = c.end
@@ -222,13 +234,11 @@ class Engine:
 
     def _extend_drafter(self, seqs: list[Sequence]) -> None:
         """Run the drafter over what it lacks of `seqs`."""
-        if not isinstance(self.drafter, ModelDrafter):
-            return
-        chunks = self.scheduler.drafter_chunks(seqs)
-        if not chunks:
+        chunks = self.scheduler.drafter_chunks(seqs) if self.drafter_prompts else []
+        if self.drafter_prompts is None or not chunks:
             return
         took = Stopwatch(self.rows.device) if self.policy else None
-        if not self._extend(self.drafter.model, chunks):
+        if not self._extend(self.drafter_prompts, chunks):
             return
         running = [c for c in chunks if c.seq.status is Status.RUNNING]
         for c in chunks:
@@ -240,15 +250,15 @@ class Engine:
         if took:
             self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
 
-    def _extend(self, model: PagedModel, chunks: list[Chunk], scored: bool = False) -> bool:
+    def _extend(self, prompts: PromptForward, chunks: list[Chunk], scored: bool = False) -> bool:
         """Run the chunks, ragged and packed, with the head if `scored`. A failure ends their sequences and no other."""
         if not chunks:
             return False
         try:
             if scored:
-                self._score(model.extend(pack_chunks(chunks, model, self.rows.device), prompt=True), chunks)
+                self._score(prompts.score(chunks), chunks)
             else:
-                model.extend(pack_chunks(chunks, model, self.rows.device), logits=False)
+                prompts.run(chunks)
         except Exception as error:
             for chunk in chunks:
                 self._finish(chunk.seq, "error", error)

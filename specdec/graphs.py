@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.rows import upload
+
+T = TypeVar("T")
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -72,23 +76,32 @@ class RoundGraphs:
         """Capture on the spare row alone: what a warm-up round writes there nobody reads."""
         index = torch.full((bucket,), -1, dtype=torch.int64, device=self.round.rows.device)
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):  # compiles kernels and layers, and lets libraries make their workspaces
-                    self.round.run(index, shape)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                result = self.round.run(index, shape)
+            graph, result = captured(lambda: self.round.run(index, shape), self._pool)
         except Exception as error:
-            torch.cuda.synchronize()
             warnings.warn(
                 f"a round of {bucket} rows could not be captured, it runs step by step: {error!r}", stacklevel=2
             )
             return None
         self.captures += 1
         return _Captured(graph, index, result)
+
+
+def captured(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+    """`run` as a graph in the memory of `pool`, and what it returned. Raises what `run` does, with the device at rest."""
+    try:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles kernels and layers, and lets libraries make their workspaces
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = run()
+    except Exception:
+        torch.cuda.synchronize()
+        raise
+    return graph, result
 
 
 def rounded_up(drafts: int) -> int:

@@ -34,7 +34,7 @@ LAYERS = [
     ["verify"],
     ["processing < round"],
     ["graphs", "scheduler"],
-    ["stats", "flight", "chunks"],
+    ["stats", "flight", "chunks < prompts"],
     ["engine"],
     ["metrics < output < limits < worker < llm"],
     ["hf", "bench"],

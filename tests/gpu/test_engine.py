@@ -33,6 +33,19 @@ def test_tokens_are_plain_decodings(drafter, graphs, k, lag):
         assert None not in e.graphs._graphs.values(), "a capture failed"
 
 
+@pytest.mark.parametrize("drafter", ["none", "near"])
+def test_prompts_whose_shape_comes_again_are_replayed(drafter):
+    e = engine(drafter=drafter, k=3, lag=1, device="cuda", graphs=True)
+    forwards = [e.prompts, *([e.drafter_prompts] if drafter == "near" else [])]
+    for _ in range(3):
+        before = [forward.replays for forward in forwards]
+        e.reset_prefix_cache()
+        run(e, requests(3))
+    for forward, count in zip(forwards, before, strict=True):
+        assert forward.replays > count
+        assert None not in forward._captured.values(), "a capture failed"
+
+
 @pytest.mark.parametrize("drafter", ["right", "wrong"])
 def test_python_drafters_run_step_by_step(drafter):
     run(engine(drafter=drafter, k=3, lag=1, device="cuda", graphs=True), requests(3))

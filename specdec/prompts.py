@@ -1,0 +1,86 @@
+"""The forwards that take in prompts, replayed as CUDA graphs where their shapes come again."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from specdec.chunks import ChunkShape, Layout, lay_out, packed
+from specdec.graphs import captured
+from specdec.model import PagedModel
+from specdec.rows import upload
+from specdec.scheduler import Chunk
+
+_MOST = 32
+"""Graphs kept; those that have not been used for longest go first."""
+
+
+class PromptForward:
+    """Runs chunks of prompts through `model`, whose inputs and rows are on `device`.
+
+    A forward over a few hundred tokens is hundreds of small kernels, which the host needs longer to launch than the device
+    to run. With `graphs`, the second use of a shape is a replay: `capture`, called while the device has other work,
+    captures what ran for the first time since. A capture that fails is reported once, and its shape goes on without.
+    """
+
+    def __init__(self, model: PagedModel, device: torch.device, *, graphs: bool):
+        self.model, self.device, self.graphs = model, device, graphs
+        self.replays = 0
+        self._captured: dict[ChunkShape, tuple[Layout, torch.cuda.CUDAGraph] | None] = {}
+        self._wanted: list[ChunkShape] = []
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+
+    def run(self, chunks: list[Chunk]) -> None:
+        """Write the KV of `chunks`."""
+        shape = ChunkShape.bucket(chunks) if self.graphs else None
+        found = self._captured.get(shape) if shape else None
+        if found is None:
+            self._extend(self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size)), _longest(chunks))
+            if shape and shape not in self._captured and shape not in self._wanted:
+                self._wanted.append(shape)
+            return
+        assert shape is not None
+        self._captured[shape] = self._captured.pop(shape)
+        inputs, graph = found
+        for theirs, ours in zip(inputs, lay_out(chunks, shape, self.model.vocab_size), strict=True):
+            theirs.copy_(upload(ours, self.device), non_blocking=True)
+        graph.replay()
+        self.replays += 1
+
+    def score(self, chunks: list[Chunk]) -> Tensor:
+        """Write the KV of `chunks`; [N, vocab] logits of their tokens."""
+        layout = self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size))
+        return self.model.extend(packed(layout, self.model.pool.block_size, _longest(chunks)), prompt=True)
+
+    def capture(self) -> None:
+        """Capture the shapes that have run once."""
+        for shape in self._wanted:
+            self._captured[shape] = self._capture(shape)
+            if len(self._captured) > _MOST:
+                del self._captured[next(iter(self._captured))]
+        self._wanted.clear()
+
+    def forget(self) -> None:
+        """Drop the graphs: they hold weights that have been replaced."""
+        self._captured.clear()
+
+    def _capture(self, shape: ChunkShape) -> tuple[Layout, torch.cuda.CUDAGraph] | None:
+        inputs = self._send(lay_out([], shape, self.model.vocab_size))  # all padding: writes nothing
+        try:
+            graph, _ = captured(lambda: self._extend(inputs, shape.tokens), self._pool)
+        except Exception as error:
+            warnings.warn(f"prompts of {shape.tokens} tokens could not be captured: {error!r}", stacklevel=2)
+            return None
+        return inputs, graph
+
+    def _extend(self, layout: Layout, max_seqlen_q: int) -> None:
+        self.model.extend(packed(layout, self.model.pool.block_size, max_seqlen_q), logits=False)
+
+    def _send(self, layout: Layout) -> Layout:
+        return Layout(*(upload(part, self.device).to(self.device, non_blocking=True) for part in layout))
+
+
+def _longest(chunks: list[Chunk]) -> int:
+    return max(c.end - c.start for c in chunks)
