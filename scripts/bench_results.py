@@ -1,9 +1,10 @@
 """Results of `specdec bench` as the section "specdec bench" of docs/results.md.
 
-    python scripts/bench_results.py FILE.json... [--note TEXT] [--into docs/results.md]
+    python scripts/bench_results.py FILE.json... [--note TEXT] [--into docs/results.md] [--report DIR]
 
 Prints the section; with --into it replaces the one that is there, or is put before "Not measured yet". --note: what else a
-reader should know, of a machine that did other work, say.
+reader should know, of a machine that did other work, say. --report: a folder for the page of each document, as `specdec
+bench --report` writes it, of runs on a machine without matplotlib.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from specdec.bench import write_report
 from specdec.bench.document import Document, Result, read_document
 from specdec.bench.table import MIXED_COLUMNS, interval, mixed_cells, number, percentiles, places, spread, where
 
@@ -101,8 +103,12 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--note")
     parser.add_argument("--into", type=Path)
+    parser.add_argument("--report", type=Path)
     args = parser.parse_args()
-    new = section([read_document(file) for file in args.files], args.note)
+    documents = [read_document(file) for file in args.files]
+    new = section(documents, args.note)
+    for file, document in zip(args.files, documents, strict=True) if args.report else ():
+        write_report(document, args.report / file.stem)
     if args.into:
         args.into.write_text(put(args.into.read_text(), new))
     else:

@@ -21,7 +21,7 @@ import specdec
 from specdec.audit.command import audit
 from specdec.bench.command import UsageError, bench, compare
 from specdec.bench.settings import DTYPES
-from specdec.prompt_file import Request, read_prompts
+from specdec.prompt_file import Message, read_prompts
 
 if TYPE_CHECKING:
     from specdec.output import Handle, Output
@@ -96,7 +96,8 @@ def generate(
     model: Annotated[str, typer.Argument(help="Alias (smollm2-135m), hub id, folder or .gguf file.")],
     prompt: Annotated[list[str] | None, typer.Argument(help="One or more prompts.", show_default=False)] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file of prompts: text, one a line, or *.jsonl.", show_default=False)
+        Path | None,
+        typer.Option(help="A file of prompts: text, one a line, or JSON: *.jsonl, *.json.", show_default=False),
     ] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Use the chat template, or not. Default: if there is one.")
@@ -180,10 +181,10 @@ def generate(
     raise typer.Exit(1 if failed else 0)
 
 
-def _requests(prompts: list[str], file: Path | None) -> list[Request]:
+def _requests(prompts: list[str], file: Path | None) -> list[str | list[Message]]:
     if file is not None:
         try:
-            return [*prompts, *read_prompts(file)]
+            return [*prompts, *(prompt.content for prompt in read_prompts(file))]
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from error
     if not prompts:
@@ -237,7 +238,7 @@ class _Announce(logging.Handler):
         _say(record.getMessage())
 
 
-def _ready(llm: Any, request: Request, chat: bool | None) -> str | list[int]:
+def _ready(llm: Any, request: str | list[Message], chat: bool | None) -> str | list[int]:
     """What LLM takes for `request`: the text itself, or the token ids of a conversation."""
     if isinstance(request, str):
         if chat is False or (chat is None and not getattr(llm.tokenizer, "chat_template", None)):

@@ -13,7 +13,6 @@ from tiny_gguf import write_tiny_gguf
 import specdec
 from specdec.cli import main
 from specdec.loading import load_model
-from specdec.prompt_file import read_prompts
 
 
 class Result:
@@ -239,31 +238,3 @@ def test_a_process_of_its_own_prints_nothing_else(tiny: Path, tmp_path: Path) ->
 def test_help_without_a_command(run) -> None:
     result = run()
     assert result.status == 0 and "generate" in result.out
-
-
-# Files of prompts
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", "\n \n", "expected at least one prompt"),
-        ("a.txt", b"\xff\xfe", "expected UTF-8 text, got byte 0xff"),
-        ("a.jsonl", '"ok"\n{"prompt": ', "line 2: expected JSON"),
-        ("a.jsonl", "17", "line 1: expected a string"),
-        ("a.jsonl", '{"prompt": "a", "messages": []}', "line 1: expected a string"),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}', "line 1: expected a string"),
-        ("a.jsonl", '{"prompt": null}', "line 1: expected a string"),
-    ],
-)
-def test_bad_prompt_file_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=message) as error:
-        read_prompts(path)
-    assert name in str(error.value)
-
-
-def test_text_file_has_a_prompt_a_line(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\n  two é\n")
-    assert read_prompts(tmp_path / "a.txt") == ["one", "  two é"]

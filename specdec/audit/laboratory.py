@@ -167,7 +167,7 @@ def _assisted(settings: Settings, model: str, texts: list[str]) -> Subject:
 def _texts(settings: Settings) -> list[str] | None:
     if settings.prompts is None:
         return None
-    return [p if isinstance(p, str) else p[-1]["content"] for p in read_prompts(settings.prompts)]
+    return [prompt.text for prompt in read_prompts(settings.prompts)]
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:

@@ -30,6 +30,8 @@ from specdec.scheduler import DRAFTER, TARGET
 
 Progress = Callable[[str, float], None]
 """Told what is done now, and the share of all work that is done."""
+Keep = Callable[[Document], None]
+"""Given the document whenever a point has been measured, so that what ends the process leaves something."""
 PLAIN = Arm("plain", 0)
 
 
@@ -40,14 +42,18 @@ class Benchmark:
     """
 
     def __init__(
-        self, settings: Settings, command: Sequence[str] = (), progress: Progress = lambda text, share: None
-    ):  # fmt: skip
-        self.settings, self.progress = settings, progress
+        self,
+        settings: Settings,
+        command: Sequence[str] = (),
+        progress: Progress = lambda text, share: None,
+        keep: Keep = lambda document: None,
+    ):
+        self.settings, self.progress, self.keep = settings, progress, keep
         progress("loading", 0.0)
         self.inputs = load_inputs(settings)
         progress("measuring the copy bandwidth", 0.0)
         self.bandwidth = copy_bandwidth(self.inputs.target.device)  # before the pool takes the memory
-        self.stand = Stand(_open(settings, self.inputs), settings.acceptance_length)
+        self.stand = Stand(_open(settings, self.inputs), settings.verifier, settings.acceptance_length)
         self.document = _empty_document(self, list(command))
         if self.inputs.drafter_error:
             self.document.failures.append(Failure("draft", "auto", 0, "all", 0.0, self.inputs.drafter_error))
@@ -62,11 +68,11 @@ class Benchmark:
             for point in points:
                 if not self.document.interrupted:
                     self._measure(point)
+                    self._weigh()
+                    self.keep(self.document)
         except KeyboardInterrupt:  # while a point was being summarised: those before it are in the document
             self.document.interrupted = True
-        costs = self._costs()
-        self.document.break_even = [break_even(cost) for cost in costs]
-        self.document.best_depths = best_depths(costs)
+            self._weigh()
         return self.document
 
     def close(self) -> None:
@@ -101,11 +107,12 @@ class Benchmark:
     def _work(self, point: Point) -> int:
         arms, runs = self.arms(point.batch), self.settings.runs
         mixed = sum(arm.method not in OUTSIDE.values() for arm in arms) * (runs + 1) if self.inputs.arriving else 0
-        return len(arms) * (len(self._warm_jobs(point)) + runs * len(point.jobs)) + mixed
+        return sum(len(self._warm_jobs(point, arm)) + runs * len(point.jobs) for arm in arms) + mixed
 
-    def _warm_jobs(self, point: Point) -> list[Job]:
-        """A GPU is warm once every batch ran in full: a draining one needs graphs of its own."""
-        return point.jobs if self.stand.device.type == "cuda" else point.jobs[:1]
+    def _warm_jobs(self, point: Point, arm: Arm) -> list[Job]:
+        """A GPU is warm once every batch ran in full: a draining one needs graphs of its own. transformers has none."""
+        graphs = self.stand.device.type == "cuda" and arm.method not in OUTSIDE.values()
+        return point.jobs if graphs else point.jobs[:1]
 
     def _measure(self, point: Point) -> None:
         measured: dict[Arm, Runs] = {arm: [] for arm in self.arms(point.batch)}
@@ -113,7 +120,7 @@ class Benchmark:
         mixed: dict[Arm, list[MixedRun]] = {}
         try:
             for arm in list(measured):
-                self._attempt(point, arm, self._warm_jobs(point), "warm-up", measured)
+                self._attempt(point, arm, self._warm_jobs(point, arm), "warm-up", measured)
             for number in range(self.settings.runs):
                 self._one_run(point, number, measured)
             for arm, runs in measured.items():
@@ -216,8 +223,9 @@ class Benchmark:
             )
 
     def _losslessness(self, point: Point, arm: Arm, runs: Runs, base: Runs) -> Losslessness | None:
-        """None where tokens cannot agree: forced acceptance, or transformers' own random numbers."""
-        if self.settings.acceptance_length is not None or (arm.method in OUTSIDE.values() and point.temperature):
+        """None where tokens cannot agree: forced acceptance, or sampling with random numbers that are not plain's."""
+        own_noise = arm.method in OUTSIDE.values() or self.settings.verifier != "coupled"
+        if self.settings.acceptance_length is not None or (own_noise and point.temperature):
             return None
         plain, other = ([t.token_ids for run in side[0] for t in run.traces] for side in (base, runs))
         prompts = [prompt for job in point.jobs for prompt in job.prompts]
@@ -263,6 +271,12 @@ class Benchmark:
     def _depth(self, arm: Arm) -> int:
         return self.stand.engine(arm.method).config.k if arm.k == "auto" else int(arm.k)
 
+    def _weigh(self) -> None:
+        """What break-even needs, from all that was measured so far."""
+        costs = self._costs()
+        self.document.break_even = [break_even(cost) for cost in costs]
+        self.document.best_depths = best_depths(costs)
+
     def _costs(self) -> list[Cost]:
         """Round times beside plain's at the same load, one temperature: it hardly changes them."""
         first = [r for r in self.document.results if r.temperature == self.settings.temperatures[0]]
@@ -284,6 +298,7 @@ def _open(settings: Settings, inputs: Inputs) -> LLM:
         inputs.target,
         tokenizer=inputs.tokenizer,
         drafter=inputs.drafter,
+        verifier=settings.verifier,
         max_model_len=max(max(w.longest for w in inputs.workloads) + settings.output_len, arriving + ANSWER),
         max_rows=max(settings.batch) + len(inputs.arriving),
         prompt_budget=settings.prompt_budget,

@@ -32,8 +32,10 @@ def bench(
     ] = None,
     batch: Annotated[str, typer.Option(help="Requests at once, such as 1,4,16.")] = "1",
     k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens per round, such as auto or 1,2,4,8.")] = "auto",
+    verifier: Annotated[str, typer.Option(help="coupled, rejection or block.")] = "coupled",
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines or ShareGPT. Default: a small set that ships.", show_default=False)
+        Path | None,
+        typer.Option(help="A file: text, *.jsonl, ShareGPT. Default: a set that ships.", show_default=False),
     ] = None,
     input_len: Annotated[
         str | None, typer.Option(help="Random prompts of so many tokens instead.", show_default=False)
@@ -45,7 +47,8 @@ def bench(
     limit: Annotated[
         int | None,
         typer.Option(
-            help="Only the first so many prompts. Default: all; of those that ship 7 on a CPU.", show_default=False
+            help="So many prompts. Default: all; of those that ship 7 on a CPU; of random ones a batch.",
+            show_default=False,
         ),
     ] = None,
     temperature: Annotated[str, typer.Option(help="0 is greedy; such as 0,1.")] = "0",
@@ -88,7 +91,7 @@ def bench(
     settings = _usage(
         lambda: Settings(
             target=target, drafter=drafter, methods=tuple(m.strip() for m in (methods or everything).split(",")),
-            batch=numbers("batch", batch), k=depths(k), temperatures=reals("temperature", temperature),
+            batch=numbers("batch", batch), k=depths(k), verifier=verifier, temperatures=reals("temperature", temperature),
             prompts=prompts, input_lens=numbers("input-len", lengths) if lengths else (),
             output_len=output_len, limit=limit, runs=runs, acceptance_length=synthetic_acceptance,
             random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
@@ -97,9 +100,8 @@ def bench(
             dtype=dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
         )
     )  # fmt: skip
-    document = _measured(settings)
-    if json is not None:
-        json.write_text(document.to_json(), encoding="utf-8")
+    document = _measured(settings, lambda document: _write(json if json and _is_plain(json) else None, document))
+    _write(json, document)
     if report is not None:  # files first: whoever reads standard output may stop reading
         written = specdec.bench.write_report(document, report)
         print(f"specdec: report written to {written}", file=sys.stderr)
@@ -125,14 +127,24 @@ def _one_length(text: str | None) -> int | None:
     return first
 
 
-def _measured(settings: Settings) -> Any:
+def _is_plain(file: Path) -> bool:
+    """Not a pipe, to which a document goes once."""
+    return file.is_file() or not file.exists()
+
+
+def _write(file: Path | None, document: Any) -> None:
+    if file is not None:
+        file.write_text(document.to_json(), encoding="utf-8")
+
+
+def _measured(settings: Settings, keep: Callable[[Any], None]) -> Any:
     """The document, shown as it grows by a bar on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar, _terminable():
         task = bar.add_task("", total=1.0)
         benchmark = specdec.bench.Benchmark(
-            settings, sys.argv[1:], lambda text, share: bar.update(task, description=text, completed=share)
+            settings, sys.argv[1:], lambda text, share: bar.update(task, description=text, completed=share), keep
         )
         try:
             return benchmark.run()

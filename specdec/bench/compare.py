@@ -50,6 +50,7 @@ def differences(before: Document, after: Document) -> Iterator[str]:
         ("drafter", before.drafter, after.drafter),
         ("weights", before.weights, after.weights),
         ("acceptance", before.label or "measured", after.label or "measured"),
+        ("verifier", before.verifier, after.verifier),
         ("prompts", [w.sha256[:12] for w in before.workloads], [w.sha256[:12] for w in after.workloads]),
         ("output length", before.settings.get("output_len"), after.settings.get("output_len")),
     ]

@@ -125,6 +125,10 @@ class Document:
         """What every figure has to be labelled with."""
         return None if self.controlled is None else f"controlled acceptance {self.controlled:g}"
 
+    @property
+    def verifier(self) -> str:
+        return self.settings.get("verifier", "coupled")  # the only one, before there was a choice
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 

@@ -12,11 +12,12 @@ from specdec.bench.mixed import ANSWER, ARRIVALS
 from specdec.bench.settings import Settings
 from specdec.bench.shapes import config_of, random_model
 from specdec.bench.stand import out_of_memory, reason
-from specdec.bench.workload import SHIPPED, Request, Workload, random_workload, read_requests, tokenized
+from specdec.bench.workload import SHIPPED, Workload, random_workload, tokenized
 from specdec.checkpoint import find_checkpoint
 from specdec.draft import check_vocabulary
 from specdec.limits import max_positions
 from specdec.loading import load_model, pick_device, pick_dtype
+from specdec.prompt_file import Prompt, read_prompts
 
 CPU_PROMPTS = 7
 """Of the prompts that ship, where no limit is given: one of each task, so that a CPU has done in minutes."""
@@ -40,7 +41,7 @@ class Inputs:
 
 def load_inputs(settings: Settings) -> Inputs:
     """Read the prompts, then load the models. Raises ValueError, one line, for what can't be read or doesn't fit."""
-    requests = [] if settings.input_lens else read_requests(settings.prompts or SHIPPED)
+    asked = [] if settings.input_lens else read_prompts(settings.prompts or SHIPPED)
     _check_drafter(settings)
     target, tokenizer = _load_target(settings)
     drafter, drafter_error = None, None
@@ -51,8 +52,8 @@ def load_inputs(settings: Settings) -> Inputs:
             if not out_of_memory(error):
                 raise
             drafter_error = reason(error)
-    workloads = _random(settings, target) if settings.input_lens else _real(settings, requests, target, tokenizer)
-    warnings = list(_warnings(settings, workloads, len(requests)))
+    workloads = _random(settings, target) if settings.input_lens else _real(settings, asked, target, tokenizer)
+    warnings = list(_warnings(settings, workloads, len(asked)))
     return Inputs(target, tokenizer, drafter, drafter_error, workloads, _arriving(settings, target), warnings)
 
 
@@ -111,8 +112,9 @@ def _load_drafter(settings: Settings, target: PreTrainedModel, tokenizer: Any) -
 def _random(settings: Settings, target: PreTrainedModel) -> list[Workload]:
     _check_positions("input-len", max(settings.input_lens), settings.output_len, target)
     vocab_size = target.config.get_text_config().vocab_size
-    count = settings.limit or max(settings.batch)
-    return [random_workload(n, count, vocab_size, settings.seed) for n in settings.input_lens]
+    count, single = settings.limit or max(settings.batch), settings.limit is None
+    workloads = [random_workload(n, count, vocab_size, settings.seed) for n in settings.input_lens]
+    return [replace(workload, single=single) for workload in workloads]
 
 
 def _arriving(settings: Settings, target: PreTrainedModel) -> list[list[int]]:
@@ -131,14 +133,12 @@ def _check_positions(option: str, length: int, output: int, target: PreTrainedMo
         )
 
 
-def _real(
-    settings: Settings, requests: list[Request], target: PreTrainedModel, tokenizer: Any
-) -> list[Workload]:  # fmt: skip
+def _real(settings: Settings, asked: list[Prompt], target: PreTrainedModel, tokenizer: Any) -> list[Workload]:
     if tokenizer is None:
         raise ValueError(f"{settings.target}: it came without a tokenizer; give --input-len for random tokens")
     positions = max_positions(target)
     name = settings.prompts.name if settings.prompts else "prompts that ship"
-    workload = tokenized(name, requests, tokenizer, positions and positions - settings.output_len)
+    workload = tokenized(name, asked, tokenizer, positions and positions - settings.output_len)
     short = target.device.type == "cpu" and settings.prompts is None
     count = settings.limit or (max(CPU_PROMPTS, *settings.batch) if short else len(workload.prompts))
     return [replace(workload, tasks=workload.tasks[:count], prompts=workload.prompts[:count])]

@@ -222,7 +222,8 @@ def _setting(document: Document) -> str:
         "When": document.created,
         "Device": f"{e.device}, {e.dtype}, copy bandwidth {e.copy_bandwidth_gb_s:g} GB/s",
         "Clocks": ", ".join(f"{name} {value}" for name, value in e.clocks.items()),
-        "Engine": f"graphs {'on' if e.graphs else 'off'}, compiled layers {'on' if e.compiled else 'off'}",
+        "Engine": f"verifier {document.verifier}, graphs {'on' if e.graphs else 'off'}, "
+        f"compiled layers {'on' if e.compiled else 'off'}",
         "Host": f"{e.platform}, {e.cpus} CPUs, {e.threads} threads, Python {e.python}",
         "Versions": ", ".join(f"{name} {version}" for name, version in e.versions.items()),
         "Prompts": "; ".join(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 METHODS = ("plain", "lookup", "draft")
+VERIFIERS = ("coupled", "rejection", "block")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -16,10 +17,11 @@ class Settings:
 
     target, drafter: models as LLM takes them, or with random_weights named shapes or config files.
     methods: of METHODS; plain always runs, it is the baseline. batch: requests at once, one measurement each.
+    verifier: of VERIFIERS; it decides what is accepted where requests sample.
     k: drafts per row and round, "auto" for what pays. temperatures: 0 is greedy.
     prompts: a file, None for the set that ships. input_lens: random tokens instead, of these lengths.
     output_len: tokens per request at most; exactly, with ignore_eos. limit: the first so many prompts only;
-    None is all, but on a CPU one of each task of the set that ships.
+    None is all, but on a CPU one of each task of the set that ships, and of random tokens one batch of each size.
     runs: measured repetitions, after a warm-up.
     acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
     mixed_len: also measure mixed load, with prompts of so many random tokens arriving while a batch runs.
@@ -32,6 +34,7 @@ class Settings:
     methods: tuple[str, ...] = ("plain", "lookup")
     batch: tuple[int, ...] = (1,)
     k: tuple[int | str, ...] = ("auto",)
+    verifier: str = "coupled"
     temperatures: tuple[float, ...] = (0.0,)
     prompts: Path | None = None
     input_lens: tuple[int, ...] = ()
@@ -56,17 +59,18 @@ class Settings:
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"methods: expected some of {', '.join(METHODS)}, got {method!r}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in ("batch", "input_lens"):
-            _at_least(name, getattr(self, name), 1)
+        for name, value, known in (("dtype", self.dtype, DTYPES), ("verifier", self.verifier, VERIFIERS)):
+            if value not in known:
+                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        _at_least("batch", self.batch, 1)
+        _at_least("input-len", self.input_lens, 1)
         _at_least("k", [k for k in self.k if k != "auto"], 1)
         _at_least("output-len", [self.output_len], 2)  # one token has no latency between tokens
         _at_least("runs", [self.runs], 1)
         _at_least("temperature", self.temperatures, 0)
-        for name, value in (("limit", self.limit), ("mixed", self.mixed_len)):
-            _at_least(name, [] if value is None else [value], 1)
-        if self.latency_target_ms <= 0:
+        for name, count in (("limit", self.limit), ("mixed", self.mixed_len)):
+            _at_least(name, [] if count is None else [count], 1)
+        if not 0 < self.latency_target_ms < float("inf"):
             raise ValueError(f"latency-target: expected milliseconds above 0, got {self.latency_target_ms:g}")
         self._check_combinations()
 
@@ -85,6 +89,8 @@ class Settings:
             raise ValueError("random-weights: such a model has no tokenizer; give --input-len or --context")
         if self.random_weights and self.against and self.acceptance_length is not None:
             raise ValueError("against: transformers' acceptance cannot be controlled; drop --synthetic-acceptance")
+        if self.acceptance_length is not None and self.verifier != "coupled":
+            raise ValueError("verifier: --synthetic-acceptance overrules it; give one of them")
         if self.acceptance_length is not None:
             high = max((k for k in self.k if isinstance(k, int)), default=4) + 1
             if not 1 <= self.acceptance_length <= high:
@@ -127,4 +133,4 @@ def reals(name: str, text: str) -> tuple[float, ...]:
 def _at_least(name: str, values: Any, low: int) -> None:
     for value in values:
         if not low <= value < float("inf"):
-            raise ValueError(f"{name.replace('_', '-')}: expected at least {low}, got {value}")
+            raise ValueError(f"{name}: expected at least {low}, got {value}")

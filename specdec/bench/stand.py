@@ -25,7 +25,7 @@ from specdec.draft import LookupDrafter
 from specdec.engine import Engine
 from specdec.llm import AUTO_K
 from specdec.sequence import Sequence
-from specdec.verify import CoupledVerifier
+from specdec.verify import VERIFIERS
 
 
 class MethodFailed(RuntimeError):
@@ -87,11 +87,11 @@ class Stopwatch:
 class Stand:
     """Engines over the models of `llm`, which is opened with the drafter model if `draft` is to be measured.
 
-    acceptance_length: None, or what to force ("controlled acceptance").
+    verifier: by its name, that of `llm`. acceptance_length: None, or what to force ("controlled acceptance").
     """
 
-    def __init__(self, llm: LLM, acceptance_length: float | None = None):
-        self.llm, self.acceptance_length = llm, acceptance_length
+    def __init__(self, llm: LLM, verifier: str = "coupled", acceptance_length: float | None = None):
+        self.llm, self.verifier, self.acceptance_length = llm, verifier, acceptance_length
         self.device = llm.engine.rows.device
         self._engines: dict[str, Engine] = {}
 
@@ -120,7 +120,7 @@ class Stand:
     def _verifier(self) -> Any:
         vocab_size = self.llm.vocab_size
         if self.acceptance_length is None:
-            return CoupledVerifier(vocab_size)
+            return VERIFIERS[self.verifier](vocab_size)
         return ForcedLength(vocab_size, self.acceptance_length)
 
     def sequences(self, arm: Arm, job: Job) -> list[Sequence]:

@@ -146,7 +146,10 @@ def _losslessness(document: Document, console: Console) -> None:
 def _title(document: Document) -> str:
     drafter = "" if document.drafter is None else f", drafter {document.drafter}"
     weights = ", random weights" if document.weights == "random" else ""
-    return f"{document.target}{drafter}{weights}, {document.environment.dtype} on {document.environment.device}"
+    verifier = "" if document.verifier == "coupled" else f", verifier {document.verifier}"
+    return (
+        f"{document.target}{drafter}{weights}{verifier}, {document.environment.dtype} on {document.environment.device}"
+    )
 
 
 def _sheet(title: str, document: Document, *columns: str) -> Sheet:

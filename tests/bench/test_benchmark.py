@@ -20,6 +20,7 @@ from specdec.bench.document import SCHEMA, Document, read_document
 from specdec.bench.stand import Arm, MethodFailed, Stand
 from specdec.bench.statistics import Spread
 from specdec.llm import AUTO_K
+from specdec.verify import ChainVerifier, block
 
 DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
 
@@ -71,6 +72,20 @@ def test_losslessness_of_every_method(everything: Document) -> None:
             assert (
                 r.losslessness and r.losslessness.line == f"identical to plain ({r.requests} of {r.requests} requests)"
             )
+
+
+def test_another_verifier_keeps_greedy_tokens_and_draws_its_own_samples() -> None:
+    """Where it samples only its distribution is plain's, so there are no tokens to compare."""
+    arms = dict(methods=("plain", "draft"), drafter="tiny", k=(2,), temperatures=(0.0, 1.0), runs=1, output_len=12)
+    benchmark = Benchmark(dataclasses.replace(BASE, verifier="block", **arms))
+    document = benchmark.run()
+    rules = {method: benchmark.stand.engine(method).round.verifier for method in ("plain", "draft")}
+    benchmark.close()
+    assert all(isinstance(rule, ChainVerifier) and rule.decide is block for rule in rules.values())
+    assert document.failures == [] and document.verifier == "block"
+    greedy, sampled = (next(r for r in document.results if r.method == "draft" and r.temperature == t) for t in (0, 1))
+    assert greedy.losslessness and greedy.losslessness.identical == greedy.losslessness.compared == 1
+    assert sampled.losslessness is None and sampled.acceptance and sampled.acceptance.drafted > 0
 
 
 def test_acceptance_adds_up(everything: Document) -> None:

@@ -88,6 +88,31 @@ def test_sigterm_ends_it_as_ctrl_c_does(run, tmp_path: Path, monkeypatch: pytest
     assert "interrupted: the figures" in out and signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_was_measured_is_written_before_the_rest(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the process: here an error that nothing expects, at the second point."""
+    measure, file = Benchmark._measure, tmp_path / "a.json"
+
+    def failing(self: Benchmark, point):
+        if point.batch == 2:
+            raise RuntimeError("the machine is taken away")
+        measure(self, point)
+
+    monkeypatch.setattr(Benchmark, "_measure", failing)
+    status, out, err = run(*TINY, "--runs", 1, "--batch", "1,2", "-k", 1, "--json", file)
+    assert (status, out, err) == (1, "", "specdec: error: the machine is taken away\n")
+    d = read_document(file)
+    assert [(r.batch, r.arm) for r in d.results] == [(1, "plain"), (1, "lookup k=1")] and d.break_even
+
+
+def test_a_pipe_gets_the_document_once(run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        status, _, _ = run(*TINY, "--runs", 1, "--batch", "1,2", "-k", 1, "--json", pipe)
+        text, _ = reader.communicate()
+    assert status == 0 and len(json.loads(text)["results"]) == 4
+
+
 def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.bench.settings import Settings, depths, numbers, reals
+from specdec import verify
+from specdec.bench.settings import VERIFIERS, Settings, depths, numbers, reals
 
 
 @pytest.mark.parametrize(
@@ -14,14 +15,18 @@ from specdec.bench.settings import Settings, depths, numbers, reals
         (dict(methods=("draft",)), "methods: draft needs --drafter"),
         (dict(drafter="d"), "drafter: it is not used"),
         (dict(batch=(1, 0)), "batch: expected at least 1, got 0"),
+        (dict(verifier="greedy"), "verifier: expected one of coupled, rejection, block, got 'greedy'"),
+        (dict(verifier="block", acceptance_length=2.0), "verifier: --synthetic-acceptance overrules it"),
+        (dict(dtype="int8"), "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         (dict(k=(0,)), "k: expected at least 1"),
         (dict(output_len=1), "output-len: expected at least 2"),
         (dict(runs=0), "runs: expected at least 1"),
         (dict(limit=0), "limit: expected at least 1"),
         (dict(temperatures=(-1.0,)), "temperature: expected at least 0"),
         (dict(temperatures=(float("nan"),)), "temperature: expected at least 0"),
-        (dict(input_lens=(0,)), "input-lens: expected at least 1"),
-        (dict(latency_target_ms=0.0), "latency-target: expected milliseconds above 0"),
+        (dict(input_lens=(0,)), "input-len: expected at least 1"),
+        (dict(latency_target_ms=0.0), "latency-target: expected milliseconds above 0, got 0"),
+        (dict(latency_target_ms=float("nan")), "latency-target: expected milliseconds above 0, got nan"),
         (dict(prompts=Path("p"), input_lens=(8,)), "prompts: random tokens"),
         (dict(random_weights=True), "random-weights: such a model has no tokenizer"),
         (dict(acceptance_length=0.5), "synthetic-acceptance: expected 1 to 5"),
@@ -49,6 +54,10 @@ def test_numbers_depths_and_reals() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_verifiers_are_those_that_there_are() -> None:
+    assert VERIFIERS == tuple(verify.VERIFIERS)
 
 
 def test_label_says_that_acceptance_is_forced() -> None:

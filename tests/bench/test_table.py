@@ -76,15 +76,27 @@ def test_comparison_tells_change_from_noise() -> None:
 
 
 def test_comparison_names_what_else_differs() -> None:
-    other = document(environment=environment(device="B", versions={"torch": "2.11.0", "numpy": "2"}), controlled=2.0)
+    other = document(
+        environment=environment(device="B", versions={"torch": "2.11.0", "numpy": "2"}),
+        controlled=2.0,
+        settings={"output_len": 20, "verifier": "block"},
+    )
     text = shown(print_comparison, document(), other, width=180)
     for words in (
         "device: A device / B",
         "torch: 2.13.0 / 2.11.0",
         "numpy: None / 2",
         "acceptance: measured / controlled",
+        "verifier: coupled / block",
     ):
         assert f"differs {words}" in text
+
+
+def test_another_verifier_is_in_the_title() -> None:
+    assert "verifier" not in shown(print_results, document())
+    assert "model <x>, drafter small & fast, verifier block, float32" in shown(
+        print_results, document(settings={"verifier": "block"})
+    )
 
 
 def test_comparison_of_single_runs_says_that_it_knows_no_noise() -> None:
