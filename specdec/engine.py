@@ -108,7 +108,8 @@ class Engine:
         self.policy = Policy(config.k, stepped=stepped) if drafter and config.adaptive else None
         self.plan = Plan()
         if self.policy and isinstance(drafter, ModelDrafter):
-            drafter.window = max(drafter.window, config.lag + 1)  # what rounds in flight without drafts leave it behind
+            # It lacks two tokens after drafts that were all right, and one more for each plain round that follows.
+            drafter.window = max(drafter.window, config.lag + 2)
         self._catch_ups: list[CatchUp] = []
         self._wanted = 0
 
@@ -240,12 +241,12 @@ class Engine:
         took = Stopwatch(self.rows.device) if self.policy else None
         if not self._extend(self.drafter_prompts, chunks):
             return
-        running = [c for c in chunks if c.seq.status is Status.RUNNING]
         for c in chunks:
             c.seq.drafter_len = c.end
-        for c in running:
-            self.rows.set_drafter_len(c.seq.row, c.end)
-        tokens, of_running = (sum(c.end - c.start for c in part) for part in (chunks, running))
+            if c.seq.status is Status.RUNNING:
+                self.rows.set_drafter_len(c.seq.row, c.end)
+        chosen = [c for c in chunks if c.seq.status is Status.RUNNING and not self._fixed(c.seq)]
+        tokens, of_running = (sum(c.end - c.start for c in part) for part in (chunks, chosen))
         self.stats.drafter_tokens += tokens
         if took:
             self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
@@ -305,13 +306,16 @@ class Engine:
     def _behind(self, seq: Sequence) -> int:
         """Tokens that the drafter must run before it can draft for `seq` again, or 0.
 
-        Rounds in flight that do not draft for it leave it a token further behind each.
+        Rounds in flight without draft steps leave it a token further behind each; the others keep it warm.
         """
         if not isinstance(self.drafter, ModelDrafter):
             return 0
-        lacks, window = len(seq) - seq.drafter_len, self.drafter.window
-        in_flight = 0 if self._unread(seq) else sum(seq in f.seqs for f in self.flights)
-        return lacks - 1 if lacks + in_flight > window else 0
+        known = lacks = len(seq) - seq.drafter_len
+        for f in self.flights:
+            if seq in f.seqs:
+                warm = f.shape.draft_steps and lacks <= self.drafter.window
+                lacks = 1 + bool(f.drafts.get(seq)) if warm else lacks + 1
+        return known - 1 if lacks > self.drafter.window else 0
 
     def _unread(self, seq: Sequence) -> bool:
         """Whether a round in flight drafts for `seq`."""
@@ -419,7 +423,7 @@ class Engine:
                 outcomes=[
                     Outcome(seq, c["num_drafts"], c["num_accepted"], c["num_emitted"])
                     for seq, c in zip(flight.seqs, counts, strict=True)
-                    if c["ran"] and seq.status is not Status.FINISHED and not self._fixed(seq)
+                    if c["ran"] and seq.status is not Status.FINISHED and (flight.drafts[seq] or not self._fixed(seq))
                 ],
                 seconds=flight.took.seconds if flight.took and flight.fair else None,
                 mixed=any(k and self._fixed(seq) for seq, k in flight.drafts.items()),

@@ -35,7 +35,9 @@ class Flight:
 
 @dataclass(slots=True)
 class CatchUp:
-    """A forward of the drafter over tokens that it had missed, `running` of them of `batch` running rows."""
+    """A forward of the drafter over tokens that it had missed: `running` of them by the policy's choice, for some of
+    `batch` running rows.
+    """
 
     tokens: int
     running: int

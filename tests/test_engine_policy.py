@@ -60,7 +60,7 @@ class Known(Costs):
         super().add(rows, steps, drafts, 1.0 + steps / 2)
 
     def add_catch_up(self, tokens, seconds):
-        super().add_catch_up(tokens, 0.1 * tokens)
+        super().add_catch_up(tokens, 2.0 + 0.1 * tokens)
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -76,6 +76,22 @@ def test_only_a_good_drafter_is_used(drafter, lag):
     else:
         assert e.stats.accepted == e.stats.drafted
         assert e.stats.acceptance_length > 3
+
+
+def test_a_good_drafter_runs_every_token_once_whatever_ran_before():
+    """Without drafts, with a fixed number of them, then by choice: it is filled along with prompts, and stays in step.
+
+    On a GPU a forward to catch up takes two rounds. Rows join in chunks, so some draft while prompts are extended.
+    """
+    e = engine(drafter="same", k=4, lag=1, adaptive=True)
+    e.policy.costs = Known()
+    for k in (0, 4, None):
+        e.reset_prefix_cache()
+        before = e.stats.drafter_tokens
+        each = run(e, [Request(p, 40, params(seed=i, k=k)) for i, p in enumerate(PROMPTS[1:4])])
+        prompts = sum(len(r.seq.token_ids[: r.seq.prompt_len]) - 1 for r in each)
+        assert e.stats.drafter_tokens - before == (0 if k == 0 else prompts)
+    assert all(r.seq.stats.acceptance_length > 3 for r in each)
 
 
 def test_a_drafter_that_fails_takes_its_policy_along():

@@ -20,8 +20,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._seconds: dict[Key, deque[float]] = {}
-        self._per_token: deque[float] = deque(maxlen=_SAMPLES)
-        self._shortest = math.inf
+        self._catch_ups: dict[float, deque[float]] = {}
 
     def add(self, rows: int, steps: int, drafts: int, seconds: float) -> None:
         """Note a round of `rows` that verified `drafts` drafts in all."""
@@ -46,15 +45,17 @@ class Costs:
         return self._extra(nearest) * _work(key) / _work(nearest)
 
     def add_catch_up(self, tokens: int, seconds: float) -> None:
-        """Note a forward of the drafter over `tokens` tokens that it had missed."""
-        self._per_token.append(seconds / tokens)
-        self._shortest = min(self._shortest, seconds)
+        """Note a forward of the drafter over `tokens` tokens that it had missed, in a prompt or since."""
+        self._catch_ups.setdefault(_rounded(tokens), deque(maxlen=_SAMPLES)).append(seconds)
 
     def catch_up(self, tokens: int) -> float | None:
-        """Seconds that the drafter takes for so many tokens; None before the first such forward."""
-        if not tokens or not self._per_token:
+        """Seconds that the drafter takes for so many tokens; None before the second such forward, as for a plain round.
+
+        Every forward that was measured is a bound: fewer tokens take no longer, n times as many at most n times.
+        """
+        if not tokens or sum(map(len, self._catch_ups.values())) < 2:
             return None if tokens else 0.0
-        return max(self._shortest, tokens * min(self._per_token))
+        return min(median_low(took) * max(1.0, tokens / n) for n, took in self._catch_ups.items())
 
     def _extra(self, key: Key) -> float:
         plain = self.plain(key[0])

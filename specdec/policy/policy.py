@@ -1,12 +1,13 @@
 """How much to draft: the draft steps and the token bucket with the most expected tokens per second. Host only.
 
 Two limits hold whatever the estimates say. Time: an allowance, in plain rounds, that losing rounds and catching up
-spend, winning ones fill and time restores slowly; without it rounds are plain. Rounds: a drafter, or a row, that has
-never been right is left alone after three tries and asked again after 64 tokens, 128, 256 and so on.
+spend, winning ones fill for a while and time restores slowly; without it rounds are plain. Rounds: a drafter, or a row,
+that has never been right is left alone after three tries and asked again after 64 tokens, 128, 256 and so on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,18 +16,21 @@ from specdec.policy.budget import LEAST_RATE, UNKNOWN, Budget, budgets, ladder
 from specdec.policy.costs import Costs
 from specdec.policy.survival import Survival, curve
 
-ALLOWANCE, EARNED, MOST_SAVED = 2.5, 0.008, 8.0
-"""Plain rounds: at the start, restored by a round, saved at most. 2.5 + 256 * 0.008 is 1.8 % of 256 rounds."""
+ALLOWANCE, EARNED, MOST_SAVED, SPOILT = 2.5, 0.004, 8.0, 0.03
+"""Plain rounds: at the start, restored by a round, saved at most; the share of what was saved beyond the start that a
+round takes away again. 2.5 + 256 * 0.004 is 1.4 % of 256 rounds, and what a good drafter had saved is soon gone."""
 TRIES, PAUSE, LONGEST_PAUSE = 3, 64, 512
 WORTH, SWITCH = 1.02, 1.03
 """What drafting must promise beyond plain decoding, and a new shape beyond the last one: estimates are noisy, and on a
 GPU a shape that is new must be captured."""
 PROBED_ROWS = 4
+UNKNOWN_CATCH_UP = 2.0
+"""Taken for what catching up takes, in plain rounds, before it was measured."""
 _TRIED = 4
 """Drafts that a row may have from a drafter that paces itself before it has been right for it."""
 _HORIZON = 32
 """Rounds within which catching a drafter up must pay."""
-_SURPRISE, _MOVED = 0.3, 0.05
+_SURPRISE, _MOVED = 0.3, 0.1
 _REMEASURE = 256
 """Drafted rounds in a row after which plain decoding is measured anew: contexts grow."""
 _POOLED_DECAY, _ROW_DECAY = 0.97, 0.95
@@ -67,7 +71,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A round that was read. places: tokens of its bucket beyond one for each of `batch` rows; seconds: None if they are
-    no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not this policy's doing.
+    no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not this policy's doing, while what
+    became of their drafts says as much about the drafter as that of others.
     """
 
     batch: int
@@ -130,14 +135,17 @@ class Policy:
         self.pooled, self.trial = Survival(_POOLED_DECAY), Trial()
         self._rows: dict[Hashable, _Row] = {}
         self._last: tuple[int, int] = (0, 0)
-        self._drafted_on_end = 0
+        self._drafted_on_end, self._turn = 0, False
         self._found: tuple[Budget, dict[Hashable, int]] | None = None
-        self._held, self._keys, self._believed, self._allowed = 0, list[Hashable](), 0.0, 0.0
+        self._held, self._keys, self._hopes, self._allowed = 0, list[Hashable](), 1.0, 0.0
 
     @property
     def resting(self) -> bool:
-        """Whether the drafter is left alone for now, so that new rows need not fill its KV."""
-        return self.stepped and (not self.trial.open or (self.trial.proven and self._last == (0, 0)))
+        """Whether the drafter is left alone for now, so that new rows need not fill its KV.
+
+        Once it may be asked again they do: along with a prompt that is cheap, and without it catching up may never be.
+        """
+        return self.stepped and not self.trial.open
 
     def forget(self, key: Hashable) -> None:
         self._rows.pop(key, None)
@@ -146,17 +154,15 @@ class Policy:
 
     def plan(self, rows: list[Candidate], batch: int, pledged: float = 0.0) -> Plan:
         """The next round of `batch` rows, of which `rows` may draft. pledged: the risk of rounds that are not read."""
-        if not rows or self.costs.plain(batch) is None:
-            return Plan()
-        if self._drafted_on_end >= _REMEASURE:
-            self._drafted_on_end = 0
+        if not rows or self._measures(batch):
             return Plan()
         budget = self.allowance - pledged
         if not self.stepped:
             return self._let(rows, batch, budget)
         found = self._current(rows, batch, budget) if self.trial.proven else None
         if found is None:
-            self._last = (0, 0)
+            if not any(row.unread for row in rows):
+                self._last = (0, 0)
             return self._probe(rows, batch, budget)
         late = self._worth_catching_up([row for row in rows if row.behind], batch, budget, found[0].value - 1)
         ready = [row for row in rows if not row.behind or row.key in late]
@@ -168,6 +174,19 @@ class Policy:
         drafts = {row.key: counts[row.key] for row in ready if row.key in counts and self._may(row)}
         self._last = (chosen.steps, chosen.bucket)
         return Plan(chosen.steps, drafts, late & drafts.keys(), chosen.extra)
+
+    def _measures(self, batch: int) -> bool:
+        """Whether this round is plain for its time: every other one until that is known, then one now and then.
+
+        Not several in a row, or rows would fall further behind than a draft step reaches.
+        """
+        self._turn = not self._turn
+        if self.costs.plain(batch) is None:
+            return self._turn
+        if self._drafted_on_end < _REMEASURE:
+            return False
+        self._drafted_on_end = 0
+        return True
 
     def _let(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
         """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear."""
@@ -188,37 +207,34 @@ class Policy:
         return trial.open and (trial.certain or not row.unread)
 
     def _probe(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
-        """One draft for a few rows, to learn how good the drafter is; for all at first, while all are in step."""
+        """One draft for every row that is in step, or for a few that are caught up: to learn how good the drafter is."""
         if not self.trial.open or any(row.unread for row in rows):
             return Plan()
-        rows = sorted(rows, key=lambda row: row.behind)[: batch if self._unasked else PROBED_ROWS]
         extra = self.costs.extra(batch, 1, batch)
         risk = UNKNOWN if extra is None else extra
-        if risk + self._catching_up(sum(row.behind for row in rows), batch) > budget:
+        ready = [row for row in rows if not row.behind]
+        late = [] if ready else sorted(rows, key=lambda row: row.behind)[:PROBED_ROWS]
+        chosen = self._worth_catching_up(late, batch, budget - risk, math.inf) | {row.key for row in ready}
+        if not chosen or risk > budget:
             return Plan()
-        if self.trial.proven:
+        if self.trial.proven and extra is not None:
             self.trial.suspend()
-        late = frozenset(row.key for row in rows if row.behind)
-        return Plan(1, {row.key: 1 for row in rows}, late, risk)
-
-    @property
-    def _unasked(self) -> bool:
-        return not self.trial.proven and self.trial.misses < TRIES
+        return Plan(1, dict.fromkeys(chosen, 1), chosen if late else frozenset(), risk)
 
     def _current(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
         """The budget with the most tokens per second and the drafts of each row; None for plain decoding.
 
         In a large batch it is looked for once in a few rounds: looking takes as long as a round of a small model.
         """
-        keys, rate = [row.key for row in rows], self.pooled.rates(1)[0]
+        keys, hopes = [row.key for row in rows if self._may(row)], sum(curve(self.pooled.rates(self.k)), 1.0)
         self._held -= 1
-        moved = keys != self._keys or abs(rate - self._believed) > _MOVED
+        moved = keys != self._keys or abs(hopes / self._hopes - 1) > _MOVED
         allows_other = allowed > self._allowed + _MOVED if self._found is None else allowed < self._found[0].extra
         if self._held < 0 or moved or allows_other:
             self._found = self._search(rows, batch, allowed)
             known = self._found is None or (self._found[0].steps, self._found[0].bucket) == self._last
             self._held = batch // 8 if known else 0
-            self._keys, self._believed, self._allowed = keys, rate, allowed
+            self._keys, self._hopes, self._allowed = keys, hopes, allowed
         return self._found
 
     def _search(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
@@ -248,7 +264,9 @@ class Policy:
     def _catching_up(self, tokens: int, batch: int) -> float:
         """What it takes, in plain rounds."""
         seconds, plain = self.costs.catch_up(tokens), self.costs.plain(batch)
-        return UNKNOWN if seconds is None or plain is None else seconds / plain
+        if plain is None:
+            return math.inf
+        return UNKNOWN_CATCH_UP if seconds is None else seconds / plain
 
     def _row(self, key: Hashable) -> _Row:
         return self._rows.setdefault(key, _Row())
@@ -274,14 +292,19 @@ class Policy:
         self._drafted_on_end = self._drafted_on_end + 1 if drafted else 0
         if reading.outcomes and drafted and not reading.mixed:
             self._charge(reading, steps)
-        self.allowance = max(self.allowance, min(ALLOWANCE, self.allowance + EARNED))
+        saved = self.allowance - ALLOWANCE
+        self.allowance += min(EARNED, -saved) if saved < 0 else -SPOILT * saved
 
     def caught_up(self, tokens: int, running: int, batch: int, seconds: float) -> None:
-        """Learn what it took the drafter to run `tokens` tokens; those of running rows are spent, prompts are not."""
-        self.costs.add_catch_up(tokens, seconds)
+        """Learn what it took the drafter to run `tokens` tokens; those of running rows are spent, prompts are not.
+
+        At most what was expected when it was chosen: a forward that meets a kernel for the first time takes seconds, and
+        tells nothing of the next one.
+        """
         plain = self.costs.plain(batch) if running else None
         if plain:
-            self.allowance -= seconds * running / tokens / plain
+            self.allowance -= min(seconds / plain, self._catching_up(tokens, batch)) * running / tokens
+        self.costs.add_catch_up(tokens, seconds)
 
     def least(self, batch: int) -> float | None:
         """The survival from which on a draft of one of `batch` rows pays for its token; None while that is unknown."""

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from specdec.policy import Candidate, Costs, Outcome, Policy, Reading, Survival, curve, ladder
+from specdec.policy.policy import UNKNOWN_CATCH_UP
 
 PLAIN = {1: 4.75, 4: 4.91, 16: 5.25, 64: 6.52, 128: 8.12}
 DRAFTED = {1: 9.41, 4: 9.92, 16: 10.9, 64: 16.4, 128: 27.2}
 """Milliseconds of a round without and with 4 drafts of a 1B model for an 8B one, on an H200 (docs/results.md)."""
-WINDOW = 2
+CATCH_UP, PER_TOKEN, COMPILE = 9.0, 0.012, 2000.0
+"""Of a forward of the drafter over what it missed: at least, by the token, and when it meets a kernel for the first time."""
+LENGTH = [1.0, 1.0, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
+"""How often draft j is right where those before it were, with an acceptance length of 3.4 at 4 drafts."""
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Device:
     lag: int = 1
     stepped: bool = True
     token_cost: float = 0.01
+    prompt: int = 0
     offers: float = 1.0
     noise: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -34,19 +39,26 @@ class Device:
         self.time = self.worth = 0.0
         self.losing = [0] * self.batch
         self.rounds = []
+        self.catch_ups = 0
+        self.window = max(2, self.lag + 2)
 
     def run(self, policy, tokens=256, name=0):
-        """Decode `tokens` tokens a row; rows are called (name, r)."""
-        known, lacks, device_lacks = ([x] * self.batch for x in (0, 1, 1))
+        """Decode `tokens` tokens a row; rows are called (name, r). Prompts are filled unless the drafter is resting."""
+        rests = policy.resting
+        if self.stepped and self.prompt and not rests:
+            policy.caught_up(self.prompt * self.batch, 0, self.batch, self._catching_up(self.prompt * self.batch))
+        missing = self.prompt + 1 if rests else 1
+        known, lacks, device_lacks = ([x] * self.batch for x in (0, missing, missing))
         flights = []
         while min(known) < tokens:
             plan = policy.plan(self._candidates(name, lacks, flights), self.batch, sum(f[0].risk for f in flights))
             late = [r for r in range(self.batch) if (name, r) in plan.catch_up]
             if late:
                 missed = sum(lacks[r] - 1 for r in late)
-                took = max(2.0, 0.005 * missed)
+                took = self._catching_up(missed) + (0 if self.catch_ups else COMPILE)
+                self.catch_ups += 1
                 policy.caught_up(missed, missed, self.batch, took)
-                self.time += took
+                self.time += self._catching_up(missed)
                 for r in late:
                     lacks[r], device_lacks[r] = 1, 1 + len(flights)
             flights.append((plan, *self._round(plan, name, device_lacks)))
@@ -56,20 +68,28 @@ class Device:
                 policy.observe(Reading(self.batch, plan.steps, places, outcomes, took))
                 for r, (d, a) in enumerate(results):
                     known[r] += 1 + a
-                    lacks[r] = (2 if a == d else 1) if d else lacks[r] + 1
+                    lacks[r] = self._lacks(lacks[r], plan.steps, d, a)
         return self
+
+    @staticmethod
+    def _catching_up(tokens):
+        return max(CATCH_UP, PER_TOKEN * tokens)
 
     def _candidates(self, name, lacks, flights):
         rows = []
         for r in range(self.batch):
             unread = any((name, r) in f[0].drafts for f in flights)
-            behind = self.stepped and not unread and lacks[r] + len(flights) > WINDOW
+            later = lacks[r]
+            for plan, *_ in flights:
+                warm = plan.steps and later <= self.window
+                later = 1 + ((name, r) in plan.drafts) if warm else later + 1
+            behind = self.stepped and later > self.window
             rows.append(Candidate((name, r), lacks[r] - 1 if behind else 0, unread))
         return rows
 
     def _round(self, plan, name, lacks):
         """(drafted, accepted) of each row, the places for drafts, and the time of the round."""
-        results = [self._row(r, plan.drafts.get((name, r), 0), lacks) for r in range(self.batch)]
+        results = [self._row(r, plan.drafts.get((name, r), 0), plan.steps, lacks) for r in range(self.batch)]
         places = sum(drafted for drafted, _ in results)
         steps = plan.steps if self.stepped else 0
         step = (DRAFTED[self.batch] - PLAIN[self.batch]) / 4
@@ -83,14 +103,20 @@ class Device:
             self.losing[r] += accepted == 0 and (drafted > 0 or steps > 0 and r == 0)
         return results, places, took
 
-    def _row(self, r, want, lacks):
-        drafted = want if not self.stepped or lacks[r] <= WINDOW else 0
+    def _row(self, r, want, steps, lacks):
+        drafted = want if not self.stepped or lacks[r] <= self.window else 0
         drafted = drafted if self.dice.random() < self.offers else 0
         accepted = 0
         while accepted < drafted and self.dice.random() < self.right(r, accepted):
             accepted += 1
-        lacks[r] = (2 if accepted == drafted else 1) if drafted else lacks[r] + 1
+        lacks[r] = self._lacks(lacks[r], steps, drafted, accepted)
         return drafted, accepted
+
+    def _lacks(self, before, steps, drafted, accepted):
+        """What the drafter lacks of a row after a round; a round of draft steps keeps those warm that do not draft."""
+        if steps and before <= self.window:
+            return 1 + (0 < drafted == accepted)
+        return before + 1
 
     @property
     def speed(self):
@@ -140,6 +166,66 @@ def test_at_no_point_far_below_plain_decoding_nor_below_the_best_fixed_k(rate, b
     assert device.speed > max(0.98, 0.85 * best)
 
 
+@pytest.mark.parametrize("prompt", [0, 512])
+@pytest.mark.parametrize("batch", PLAIN)
+def test_within_3_percent_of_the_best_fixed_number_of_drafts(batch, prompt):
+    """From the first request on, and after requests whose k was fixed; none of it takes a forward to catch up."""
+    step = (DRAFTED[batch] / PLAIN[batch] - 1) / 4
+    best = max(sum(curve(LENGTH[:k]), 1.0) / (1 + k * step) for k in (0, 1, 2, 4, 8))
+    policy = Policy(8, stepped=True)
+    cold = Device(batch, lambda r, j: LENGTH[j], prompt=prompt).run(policy, name="cold")
+    warm = Device(batch, lambda r, j: LENGTH[j], prompt=prompt).run(policy, name="warm")
+    assert cold.speed > 0.85 * best and warm.speed > 0.97 * best
+    assert cold.catch_ups == warm.catch_ups == 0
+
+
+def test_requests_with_a_fixed_k_teach_what_they_cost_and_how_far_their_drafts_survive():
+    """A process that ran without drafts, then with four, knows what is best before it is asked to choose."""
+    policy = Policy(8, stepped=True)
+    for k in (0, 4):
+        for i in range(75):
+            accepted = min(k, 2 + (i % 5 < 2))
+            outcomes = [Outcome("fixed", k, accepted, 1 + accepted)] if k else []
+            policy.observe(Reading(1, k, k, outcomes, DRAFTED[1] if k else PLAIN[1], mixed=k > 0))
+    assert policy.allowance == Policy(8, stepped=True).allowance, "nobody's choice, so nobody's loss"
+    device = Device(1, lambda r, j: LENGTH[j], prompt=512).run(policy)
+    assert device.rounds[0] == 2 and device.speed > 1.95
+
+
+@pytest.mark.parametrize("batch", PLAIN)
+def test_a_batch_whose_drafter_has_missed_a_prompt_comes_back_with_the_next_one(batch):
+    """Catching up 2,000 tokens is more than may ever be lost at once; along with a prompt they are filled."""
+    policy = Policy(8, stepped=True)
+    Device(batch, wrong, prompt=2000).run(policy, name="bad")
+    Device(batch, wrong, prompt=2000).run(policy, tokens=8, name="short")
+    policy.trial.suspend()
+    assert policy.resting
+    lagging = Device(batch, lambda r, j: 0.9, prompt=2000).run(policy, tokens=512, name="lagging")
+    assert lagging.catch_ups == 0 and lagging.speed > 0.98
+    assert Device(batch, lambda r, j: 0.9, prompt=2000).run(policy, name="next").speed > 1.1
+
+
+def test_a_first_catch_up_that_compiles_is_not_held_against_the_drafter():
+    """Some rows fall behind while others draft; the seconds of a kernel's compilation are no plain rounds lost."""
+    policy = Policy(4, stepped=True)
+    device = Device(1, lambda r, j: 0.9, prompt=0).run(policy, tokens=64)
+    before = policy.allowance
+    policy.caught_up(30, 30, 1, COMPILE)
+    assert policy.allowance == before - UNKNOWN_CATCH_UP
+    assert policy.plan([Candidate("new")], 1).steps
+    assert device.catch_ups == 0
+
+
+def test_rows_that_wait_for_an_answer_neither_stop_the_drafter_nor_hold_the_next_plan():
+    """New rows draft every other round until one was right; prompts that come meanwhile are filled all the same."""
+    policy = Policy(4, stepped=True)
+    Device(64, lambda r, j: 0.9).run(policy, tokens=64)
+    rows = [Candidate(("new", r)) for r in range(64)]
+    assert len(policy.plan(rows, 64).drafts) == 64
+    assert not policy.plan([Candidate(row.key, unread=True) for row in rows], 64).drafts and not policy.resting
+    assert len(policy.plan(rows, 64).drafts) == 64, "at once, not when the batch is looked at again"
+
+
 def test_a_large_batch_drafts_less_than_a_small_one():
     """At batch 128 four drafts that are right 3.4 tokens a round take 27.2 ms, and plain decoding 8.12."""
     right = [1.0, 1.0, 0.4, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -158,12 +244,13 @@ def test_rows_with_bad_drafts_leave_the_bucket_to_the_others():
     assert plan.steps and not {r for _, r in plan.drafts} & {0, 4, 8, 12}
 
 
-def test_nothing_is_drafted_before_plain_decoding_was_measured():
+def test_drafted_and_plain_rounds_take_turns_until_plain_decoding_is_measured():
     policy = Policy(4, stepped=True)
     rows = [Candidate("a")]
     for _ in range(2):
         assert policy.plan(rows, 1).steps == 0
         policy.observe(Reading(1, 0, 0, [Outcome("a", 0, 0, 1)], 1.0))
+        assert policy.plan(rows, 1).steps == 1
     assert policy.plan(rows, 1).steps == 1
     assert policy.plan([], 1).steps == 0
     assert policy.plan([Candidate("a", unread=True)], 1).steps == 0
@@ -174,11 +261,12 @@ def test_catching_up_is_counted():
     policy = Policy(4, stepped=True)
     for _ in range(2):
         policy.observe(Reading(1, 0, 0, [Outcome("a", 0, 0, 1)], 1.0))
-    policy.caught_up(100, 0, 1, 0.1)
-    assert policy.plan([Candidate("a", behind=1000)], 1).catch_up == frozenset("a")
+    for _ in range(2):
+        policy.caught_up(128, 0, 1, 0.125)
+    assert policy.plan([Candidate("a", behind=1024)], 1).catch_up == frozenset("a")
     before = policy.allowance
-    policy.caught_up(1000, 1000, 1, 1.0)
-    assert policy.allowance == before - 1.0
+    policy.caught_up(1024, 512, 1, 1.0)
+    assert policy.allowance == before - 0.5
     assert policy.plan([Candidate("a", behind=100_000)], 1).catch_up == frozenset()
 
 
@@ -197,8 +285,8 @@ def test_costs_are_medians_and_unknown_shapes_are_scaled_from_near_ones():
     assert costs.extra(3, 1, 3) == 0.5, "another number of rows: the same share"
     assert costs.catch_up(0) == 0 and costs.catch_up(5) is None
     costs.add_catch_up(10, 1.0)
-    costs.add_catch_up(100, 2.0)
-    assert (costs.catch_up(1), costs.catch_up(500)) == (1.0, 10.0)
+    costs.add_catch_up(128, 2.0)
+    assert (costs.catch_up(1), costs.catch_up(100), costs.catch_up(512)) == (1.0, 2.0, 8.0)
 
 
 def test_survival_follows_what_is_accepted():
