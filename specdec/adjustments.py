@@ -15,7 +15,7 @@ from specdec.sequence import Sequence
 
 
 class AdjustmentTables:
-    """Tables for `num_rows` rows and a vocabulary of `vocab_size`: 8 bytes for each pair of them, and a little."""
+    """Tables for `num_rows` rows and a vocabulary of `vocab_size`; see `table_bytes`."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device):
         self.vocab_size, self.device = vocab_size, device
@@ -56,6 +56,11 @@ class AdjustmentTables:
 
     def _send(self, place: Tensor, values: Tensor) -> None:
         place.copy_(values if self.device.type == "cpu" else values.pin_memory(), non_blocking=True)
+
+
+def table_bytes(num_rows: int, vocab_size: int) -> int:
+    """Memory that the tables take, in bytes: a count and a bias for each token of a row, and its bans."""
+    return num_rows * (8 * vocab_size + MOST_BANS * (4 * BAN_LENGTH + 8) + 20)
 
 
 def counts_of(seq: Sequence, vocab_size: int) -> Tensor:

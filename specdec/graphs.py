@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ class RoundGraphs:
 def captured(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """`run` as a graph in the memory of `pool`, and what it returned. Raises what `run` does, with the device at rest."""
     try:
-        side = torch.cuda.Stream()
+        side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles kernels and layers, and lets libraries make their workspaces
@@ -102,6 +103,12 @@ def captured(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
         torch.cuda.synchronize()
         raise
     return graph, result
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for every stream that they have met."""
+    return torch.cuda.Stream(device)
 
 
 def rounded_up(drafts: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from specdec.adjustments import table_bytes
 from specdec.kvpool import KVPool, KVSpec
 
 CPU_ROWS, CUDA_ROWS = 16, 256
@@ -17,6 +18,8 @@ _CUDA_SHARE = 0.85
 """Of the device memory that is free once the weights are there, at most."""
 GRAPHS, _GRAPH_BYTES = 32, 16 << 20
 """Captured at once, and what the nodes of one take: some 1,600 kernels of 10 KB."""
+_WORKSPACES = 3 * (32 << 20)
+"""What the library of matrix products keeps for each stream that it has met: rounds', captures' and graphs' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +54,23 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step runs at most beside KV: `drafts` per row of a round, or `prompt_budget` prompt tokens."""
+    """What a step runs at most beside KV: `drafts` per row of a round, or `prompt_budget` prompt tokens.
+
+    graphs: rounds are captured. Graphs share one pool of memory, beside that of what runs step by step: prompts, and the
+    rounds before each capture.
+    """
 
     drafts: int
     prompt_budget: int
+    graphs: bool = True
 
     def num_bytes(self, model: PreTrainedModel, rows: int) -> int:
         """Memory that it takes on a GPU, in bytes, estimated from shapes.
 
         T = rows * (1 + drafts, rounded up to a power of two) tokens are the largest bucket of a round. Logits [T, vocab] in the
         model's dtype and once in fp32, where they are adjusted; activations of one layer of max(T, prompt_budget) tokens:
-        eight tensors as wide as the hidden state and three as wide as the MLP; and GRAPHS captured graphs, which share
-        one pool, so that only their nodes add up.
+        eight tensors as wide as the hidden state and three as wide as the MLP; both once more in the pool of the graphs.
+        And what stays: tables of what rows want done to their logits, workspaces, and the nodes of GRAPHS graphs.
         """
         config = model.config.get_text_config()
         drafts = 1 << (self.drafts - 1).bit_length() if self.drafts else 0
@@ -71,7 +79,8 @@ class Work:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         inner = max(inner) if isinstance(inner, (list, tuple)) else inner  # some have one for every layer
         activations = max(tokens, self.prompt_budget) * (8 * config.hidden_size + 3 * inner) * size
-        return logits + activations + GRAPHS * _GRAPH_BYTES
+        stays = table_bytes(rows + 1, config.vocab_size) + _WORKSPACES + self.graphs * GRAPHS * _GRAPH_BYTES
+        return (logits + activations) * (1 + self.graphs) + stays
 
 
 def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishes, work: Work | None = None) -> Limits:

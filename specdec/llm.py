@@ -99,9 +99,8 @@ class LLM:
         captured = _on_gpu("graphs", graphs, device)
         compiled = _on_gpu("compile", compile, device)
         models = [m for m in (self.model, draft_model) if m is not None]
-        self.limits = choose(
-            models, [spec for m in models for spec in kv_specs(m)], wishes, Work(self.k, prompt_budget)
-        )
+        work = Work(self.k, prompt_budget, graphs=captured)
+        self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes, work)
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device, self.vocab_size)
         target = PagedModel(self.model, pool, TARGET, compiled=compiled)

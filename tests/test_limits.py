@@ -5,24 +5,33 @@ import torch
 import transformers
 from support import COMMON, tiny
 
-from specdec.limits import GRAPHS, Wishes, Work, choose, max_positions, share
+from specdec.adjustments import AdjustmentTables, table_bytes
+from specdec.limits import Wishes, Work, choose, max_positions, share
 from specdec.model import kv_specs
 
-GRAPH_NODES = GRAPHS * (16 << 20)
+GRAPH_NODES, WORKSPACES = 32 * (16 << 20), 3 * (32 << 20)
 
 
 @pytest.mark.parametrize(("drafts", "width"), [(0, 1), (1, 2), (4, 5), (8, 9), (15, 17)])
-def test_work_is_logits_activations_and_graphs(drafts, width):
+def test_work_is_logits_activations_tables_and_graphs(drafts, width):
     """By hand: fp32 logits and their copy, eight hidden states and three of the MLP, for the larger of both buckets."""
     tokens = 256 * width
     logits = tokens * COMMON["vocab_size"] * (4 + 4)
     layer = (8 * COMMON["hidden_size"] + 3 * COMMON["intermediate_size"]) * 4
-    assert Work(drafts, 16).num_bytes(tiny(), 256) == logits + tokens * layer + GRAPH_NODES
-    assert Work(drafts, 10**6).num_bytes(tiny(), 256) == logits + 10**6 * layer + GRAPH_NODES
+    stays = table_bytes(257, COMMON["vocab_size"]) + WORKSPACES
+    assert Work(drafts, 16, graphs=False).num_bytes(tiny(), 256) == logits + tokens * layer + stays
+    assert Work(drafts, 16).num_bytes(tiny(), 256) == 2 * (logits + tokens * layer) + stays + GRAPH_NODES
+    assert Work(drafts, 10**6).num_bytes(tiny(), 256) == 2 * (logits + 10**6 * layer) + stays + GRAPH_NODES
+
+
+def test_tables_of_adjustments_are_as_large_as_planned():
+    columns = AdjustmentTables(5, 97, torch.device("cpu")).columns
+    assert sum(column.nbytes for column in columns) == table_bytes(5, 97)
 
 
 def test_a_model_without_an_intermediate_size():
-    assert Work(0, 16).num_bytes(tiny("gpt2"), 1) == 97 * 8 + 16 * (8 + 12) * 64 * 4 + GRAPH_NODES
+    work = Work(0, 16, graphs=False)
+    assert work.num_bytes(tiny("gpt2"), 1) == 97 * 8 + 16 * (8 + 12) * 64 * 4 + table_bytes(2, 97) + WORKSPACES
 
 
 def test_a_model_whose_layers_have_widths_of_their_own():
@@ -30,7 +39,8 @@ def test_a_model_whose_layers_have_widths_of_their_own():
     with torch.device("meta"):
         model = transformers.Gemma3nForCausalLM(config)
     tokens = 16 * (8 * config.hidden_size + 3 * 96) * 4
-    assert Work(0, 16).num_bytes(model, 1) == config.vocab_size * 8 + tokens + GRAPH_NODES
+    stays = table_bytes(2, config.vocab_size) + WORKSPACES
+    assert Work(0, 16, graphs=False).num_bytes(model, 1) == config.vocab_size * 8 + tokens + stays
 
 
 @pytest.mark.parametrize(
