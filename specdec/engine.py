@@ -171,8 +171,9 @@ class Engine:
         with self.stats.timed("prompts"):
             self._extend_prompts()
         self._join()
-        self._plan()
-        self.scheduler.reserve(self._slots())
+        if self.drafter is not None:
+            self._plan()
+            self.scheduler.reserve(self._slots())
         with self.stats.timed("launch"):
             self._launch()
         for prompts in self._prompt_forwards:
@@ -196,7 +197,7 @@ class Engine:
 
     def _in_flight(self, seq: Sequence) -> int:
         """The most tokens that unread rounds may have emitted for `seq`."""
-        return sum(f.shape.draft_steps + 1 for f in self.flights if seq in f.seqs)
+        return sum(f.shape.draft_steps + 1 for f in self.flights if seq in f.drafts)
 
     def _slots(self) -> dict[Sequence, int]:
         """Slots that each running row needs for its next round, at most."""
@@ -312,7 +313,7 @@ class Engine:
             return 0
         known = lacks = len(seq) - seq.drafter_len
         for f in self.flights:
-            if seq in f.seqs:
+            if seq in f.drafts:
                 warm = f.shape.draft_steps and lacks <= self.drafter.window
                 lacks = 1 + bool(f.drafts.get(seq)) if warm else lacks + 1
         return known - 1 if lacks > self.drafter.window else 0
@@ -443,7 +444,7 @@ class Engine:
             seq.drafter_len = max(seq.drafter_len, counts["drafter_len"])
         kept, stopped, error = self._tell(seq, token_ids)
         seq.token_ids += token_ids[:kept]
-        del seq.logprobs[len(seq.output_ids) :]
+        del seq.logprobs[len(seq) - seq.prompt_len :]
         self._count(seq, counts, kept)
         if error:
             self._finish(seq, "error", error)

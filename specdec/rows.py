@@ -98,6 +98,7 @@ class Rows:
         self._ints = _Mirror(torch.full((_STOP + STOP_IDS, total), -1, dtype=torch.int64), device)
         self._floats = _Mirror(torch.zeros(3, total), device)
         self._ints.host[:_STOP] = 0
+        self._k = [0] * num_rows
 
     @property
     def state(self) -> RowState:
@@ -112,6 +113,7 @@ class Rows:
         """Put `seq` into `row`: every known token, its blocks, its parameters; active from the next round on."""
         p, ints, floats = seq.params, self._ints.host, self._floats.host
         self.set_table(row, seq.table.blocks)
+        self._k[row] = k
         ints[_K, row], ints[_LIMIT, row], ints[_TOP_K, row], ints[_SEED, row] = k, seq.limit, p.top_k, seq.seed
         stops = seq.stop_ids[:STOP_IDS]
         ints[_STOP:, row] = torch.tensor(stops + (-1,) * (STOP_IDS - len(stops)))
@@ -139,8 +141,8 @@ class Rows:
         self._table.dirty = True
 
     def set_k(self, row: int, k: int) -> None:
-        if self._ints.host[_K, row] != k:
-            self._ints.host[_K, row] = k
+        if self._k[row] != k:  # asked of every row of every round, and looking into a tensor is slow
+            self._k[row] = self._ints.host[_K, row] = k
             self._ints.dirty = True
 
     def set_drafter_len(self, row: int, length: int) -> None:

@@ -5,6 +5,7 @@ It speaks to the device through `Rows` alone; running models is the engine's bus
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.resting: set[Sequence] = set()  # those whose drafter is left alone for now, and may lag
         self.placed: list[Sequence | None] = [None] * rows.num_rows
+        self._in_order: list[Sequence] = []  # the same, in the order of their arrival
         self.preemptions = 0
 
     # -- who is where
@@ -44,15 +46,15 @@ class Scheduler:
     @property
     def sequences(self) -> list[Sequence]:
         """Sequences that hold a row, in the order of their arrival."""
-        return sorted((s for s in self.placed if s), key=lambda s: s.id)
+        return [*self._in_order]
 
     @property
     def running(self) -> list[Sequence]:
-        return [s for s in self.sequences if s.status is Status.RUNNING]
+        return [s for s in self._in_order if s.status is Status.RUNNING]
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not any(self.placed)
+        return not self.waiting and not self._in_order
 
     def submit(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -103,6 +105,7 @@ class Scheduler:
         seq.table, seq.status, seq.row = table, Status.EXTENDING, self.placed.index(None)
         seq.stats.cached_tokens = seq.target_len
         self.placed[seq.row] = seq
+        insort(self._in_order, seq, key=lambda s: s.id)
         return True
 
     def _fork(self, seq: Sequence, copies: list[tuple[int, int]]) -> BlockTable | None:
@@ -202,6 +205,8 @@ class Scheduler:
         """Make the full blocks of `seq` findable, as far as their KV is there and their tokens are final."""
         size, allocator = self.pool.block_size, self.pool.allocator
         upto = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
+        if not self.has_drafter and upto < (seq.num_published + 1) * size:
+            return  # the common case of a round
         keys, blocks = self._extend_keys(seq), seq.table.blocks
         for i in range(seq.num_published, upto // size):
             allocator.publish(blocks[i], keys[i])
@@ -222,11 +227,13 @@ class Scheduler:
             if seq.row is None:
                 continue  # preempted by an older one in this very loop
             wanted = min(slots.get(seq, len(seq)), seq.limit - 1)
+            if max(wanted, min(len(seq), seq.limit - 1)) <= seq.table.num_slots:
+                continue  # the common case of a round
             if seq.table.grow_upto(wanted):
                 self.rows.set_table(seq.row, seq.table.blocks)
             while seq.row is not None and seq.table.num_slots < min(len(seq), seq.limit - 1):
                 if not self._shrink(slots):
-                    self.preempt(self.sequences[-1])
+                    self.preempt(self._in_order[-1])
                 if seq.row is not None and seq.table.grow(len(seq)):
                     self.rows.set_table(seq.row, seq.table.blocks)
 
@@ -257,6 +264,7 @@ class Scheduler:
                     self.publish(seq)
                 self.rows.leave(seq.row)
             self.placed[seq.row] = None
+            self._in_order.remove(seq)
             seq.table.release()
         elif seq in self.waiting:
             self.waiting.remove(seq)

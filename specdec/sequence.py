@@ -6,6 +6,7 @@ import itertools
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from torch import Tensor
 
@@ -136,7 +137,7 @@ class Sequence:
     def output_ids(self) -> list[int]:
         return self.token_ids[self.prompt_len :]
 
-    @property
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end the sequence, the model's own first."""
         return tuple(dict.fromkeys((*self.eos, *self.params.stop_token_ids)))

@@ -47,7 +47,7 @@ class BlockTable:
         """Grow towards `num_tokens` positions as far as the free blocks last. True if the table changed."""
         missing = self._blocks_for(num_tokens) - len(self.blocks)
         if missing <= 0:
-            return False  # the common case of a round
+            return False
         blocks = self._allocator.allocate(min(missing, self._allocator.num_free))
         self.blocks += blocks or ()
         return bool(blocks)
