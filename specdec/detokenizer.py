@@ -25,6 +25,11 @@ class Detokenizer:
         self._advance(whole=False)
         return self.stopped
 
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of all tokens at once, where none was added before and no stop string is looked for."""
+        self._ids += token_ids
+        return self.finish()
+
     def finish(self) -> str:
         """Whatever is still held back belongs to the text now. Returns the whole text."""
         if not self.stopped:

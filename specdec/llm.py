@@ -194,7 +194,7 @@ class LLM:
         for seq in seqs[1:]:
             seq.parent = seqs[0]
         self.engine.check_fits(seqs[0])
-        handle = Handle(seqs, prompt_index, self._cancel, self._forget)
+        handle = Handle(seqs, prompt_index, self._cancel, self._forget, lambda: self._detokenizer(params))
         transcripts = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
         self._handles[handle] = transcripts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import queue
+import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
@@ -47,8 +47,22 @@ class Output:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What became of one sample in a round: a piece whose text is left to whoever reads it."""
+
+    index: int
+    token_ids: list[int]
+    finished: bool
+    logprobs: list[TokenLogprobs] | None
+
+
 class Handle:
-    """A submitted request: iterate over its pieces, wait for its `results`, or `cancel` it. Safe from any thread."""
+    """A submitted request: iterate over its pieces, wait for its `results`, or `cancel` it. Safe from any thread.
+
+    Every iteration yields all pieces from the first on, and turns them into text itself: where nobody iterates, no text
+    is made before the end.
+    """
 
     def __init__(
         self,
@@ -56,17 +70,28 @@ class Handle:
         prompt_index: int,
         cancel: Callable[[Handle], None],
         ended: Callable[[Handle], None],
+        detokenizer: Callable[[], Detokenizer | None],
     ):
         self.seqs, self.prompt_index = seqs, prompt_index
-        self._cancel, self._ended = cancel, ended
-        self._pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._cancel, self._ended, self._detokenizer = cancel, ended, detokenizer
+        self._news: list[_News] = []
+        self._changed = threading.Condition()
+        self._finished = threading.Event()
         self._outputs: dict[int, Output] = {}
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces as they come, of all samples, until the last one has ended. Raises the error of a failed sample."""
-        while (piece := self._pieces.get()) is not None:
-            yield piece
-        self._pieces.put(None)  # iterating again, or waiting, ends at once
+        texts = {seq.index: _Text(self._detokenizer()) for seq in self.seqs}
+        read = 0
+        while not self._finished.is_set() or read < len(self._news):
+            with self._changed:
+                while not self._finished.is_set() and read == len(self._news):
+                    self._changed.wait()
+            for news in self._news[read:]:
+                read += 1
+                text = texts[news.index].of(news)
+                if text or news.token_ids or news.finished:
+                    yield Piece(text, news.token_ids, news.index, news.finished, news.logprobs)
         for output in self._outputs.values():
             if output.error:
                 raise output.error
@@ -76,9 +101,7 @@ class Handle:
 
     def results(self) -> list[Output]:
         """Wait for every sample; failed ones carry their error."""
-        while self._pieces.get() is not None:
-            continue
-        self._pieces.put(None)
+        self._finished.wait()
         return [self._outputs[seq.index] for seq in self.seqs]
 
     def result(self) -> Output:
@@ -100,42 +123,63 @@ class Handle:
     def done(self) -> bool:
         return len(self._outputs) == len(self.seqs)
 
-    def _deliver(self, piece: Piece) -> None:
-        self._pieces.put(piece)
+    def _deliver(self, news: _News) -> None:
+        with self._changed:
+            self._news.append(news)
+            self._changed.notify_all()
 
     def _end(self, output: Output) -> None:
         self._outputs[output.index] = output
         if self.done:
             self._ended(self)
-            self._pieces.put(None)
+            with self._changed:
+                self._finished.set()
+                self._changed.notify_all()
+
+
+class _Text:
+    """The text of one sample for one reader, as far as it may be shown."""
+
+    def __init__(self, detokenizer: Detokenizer | None):
+        self.detokenizer, self.shown = detokenizer, 0
+
+    def of(self, news: _News) -> str:
+        """What these news bring that can be shown."""
+        text = self.detokenizer
+        if text is None:
+            return ""
+        for token in news.token_ids:
+            text.add(token)
+        end = len(text.finish()) if news.finished else text.shown
+        new, self.shown = text.text[self.shown : end], max(self.shown, end)
+        return new
 
 
 class Transcript:
-    """Listens to one sequence for its handle: turns tokens into text, finds stop strings, delivers pieces."""
+    """Listens to one sequence for its handle: delivers what comes, finds stop strings, makes the text at the end."""
 
     def __init__(self, handle: Handle, detokenizer: Detokenizer | None):
         self.handle, self.detokenizer = handle, detokenizer
-        self._shown = 0
 
     def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
         text, kept, stopped = self.detokenizer, len(token_ids), False
-        if text:
+        if text and text.stop:
             kept = next((i + 1 for i, token in enumerate(token_ids) if text.add(token)), kept)
             stopped = text.stopped
         self._deliver(seq, token_ids[:kept], finished=False)
         return kept, stopped
 
     def finished(self, seq: Sequence) -> None:
-        reason, error = seq.finish_reason or "error", seq.error
+        reason, error, text = seq.finish_reason or "error", seq.error, self.detokenizer
         try:
-            if self.detokenizer:
-                self.detokenizer.finish()
+            if text:
+                text.finish() if text.stop else text.decode(seq.output_ids)
         except Exception as failure:  # of the tokenizer: the tokens stay, and whatever text there was
             reason, error = "error", error or failure
         self._deliver(seq, [], finished=True)
         self.handle._end(
             Output(
-                text=self.detokenizer.text if self.detokenizer else "",
+                text=text.text if text else "",
                 token_ids=seq.output_ids,
                 finish_reason=reason,
                 prompt_token_ids=seq.token_ids[: seq.prompt_len],
@@ -150,13 +194,8 @@ class Transcript:
         )
 
     def _deliver(self, seq: Sequence, token_ids: list[int], finished: bool) -> None:
-        new = ""
-        if self.detokenizer:
-            end = len(self.detokenizer.text) if finished else self.detokenizer.shown
-            new, self._shown = self.detokenizer.text[self._shown : end], max(self._shown, end)
         logprobs = None
         if seq.params.logprobs is not None:
-            first = len(seq.output_ids)  # they came before the tokens became the sequence's
+            first = len(seq) - seq.prompt_len  # they came before the tokens became the sequence's
             logprobs = seq.logprobs[first : first + len(token_ids)]
-        if new or token_ids or finished:
-            self.handle._deliver(Piece(new, token_ids, seq.index, finished, logprobs))
+        self.handle._deliver(_News(seq.index, token_ids, finished, logprobs))

@@ -67,14 +67,13 @@ class Stopwatch:
         """See `specdec.engine.Listener`. The engine counts a round after it told us, so the one before is settled."""
         self._settle(seq)
         self.trace.arrivals.append((time.perf_counter(), len(token_ids)))
-        if self.text:
-            for token in token_ids:
-                self.text.add(token)
         return len(token_ids), False
 
     def finished(self, seq: Sequence) -> None:
         self._settle(seq)
         self.trace.token_ids = seq.output_ids
+        if self.text:
+            self.text.decode(seq.output_ids)
         self.trace.cached_tokens, self.trace.preemptions = seq.stats.cached_tokens, seq.stats.preemptions
 
     def _settle(self, seq: Sequence) -> None:
