@@ -15,6 +15,8 @@ from specdec.scheduler import Chunk
 
 _MOST = 32
 """Graphs kept; those that have not been used for longest go first."""
+_MOST_TOKENS = 2048
+"""Of a graph: with more of them the device takes longer than the host, and what they need would be kept for good."""
 
 
 class PromptForward:
@@ -35,6 +37,8 @@ class PromptForward:
     def run(self, chunks: list[Chunk]) -> None:
         """Write the KV of `chunks`."""
         shape = ChunkShape.bucket(chunks) if self.graphs else None
+        if shape and shape.tokens > _MOST_TOKENS:
+            shape = None
         found = self._captured.get(shape) if shape else None
         if found is None:
             self._extend(self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size)), _longest(chunks))
