@@ -264,12 +264,9 @@ class Benchmark:
         drafter = traffic(self.inputs.drafter, pool, DRAFTER) if drafts and self.inputs.drafter else None
         found = rounds_of([run for batches in runs for run in batches])
         drafted = sum(d * n for (d, _), n in found.items()) / max(1, found.total())
-        depth = drafted if arm.k == "auto" else self._depth(arm)  # how deep an adaptive drafter went, on average
+        depth = drafted if arm.k == "auto" else int(arm.k)  # how deep an adaptive drafter went, on average
         context = point.batch * mean_context
         return floor(target, drafter, depth, context, measured.median / 1e3, self.bandwidth)
-
-    def _depth(self, arm: Arm) -> int:
-        return self.stand.engine(arm.method).config.k if arm.k == "auto" else int(arm.k)
 
     def _weigh(self) -> None:
         """What break-even needs, from all that was measured so far."""
@@ -281,15 +278,13 @@ class Benchmark:
         """Round times beside plain's at the same load, one temperature: it hardly changes them."""
         first = [r for r in self.document.results if r.temperature == self.settings.temperatures[0]]
         plain = {(r.workload, r.batch): r.round_ms for r in first if r.method == "plain"}
-        costs: dict[tuple[str, str, int, int], Cost] = {}
+        costs = []
         for r in first:
             base = plain.get((r.workload, r.batch))
             if r.method in ("lookup", "draft") and r.round_ms and base and r.acceptance:
-                depth = self._depth(Arm(r.method, r.k))
                 drafted = r.acceptance.drafted / r.acceptance.rounds
-                cost = Cost(r.method, r.batch, r.context, depth, drafted, r.round_ms.median, base.median)
-                costs[r.workload, r.method, r.batch, depth] = cost
-        return list(costs.values())
+                costs.append(Cost(r.method, r.batch, r.context, r.k, drafted, r.round_ms.median, base.median))
+        return costs
 
 
 def _open(settings: Settings, inputs: Inputs) -> LLM:

@@ -12,12 +12,15 @@ ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round of one method costs at one load. depth: drafts verified per row and round, on average."""
+    """What a round of one method costs at one load. k: "auto" where it drafts what pays.
+
+    depth: drafts verified per row and round, on average.
+    """
 
     method: str
     batch: int
     context: int
-    k: int
+    k: int | str
     depth: float
     round_ms: float
     plain_round_ms: float
@@ -29,25 +32,34 @@ class Cost:
 
     @property
     def full(self) -> bool:
-        """Whether its rounds drafted what they could: look-up drafts less where it finds nothing, and costs less."""
-        return self.depth >= 0.75 * self.k
+        """Whether its rounds drafted k. Look-up drafts less where it finds nothing, "auto" where it pays; that costs less."""
+        return isinstance(self.k, int) and self.depth >= 0.75 * self.k
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """length: the acceptance length needed, bonus included. alpha: the acceptance per token that gives it; None if even
-    accepting every draft does not (length > k + 1), and where rounds drafted less than k.
+    """length: the acceptance length needed, bonus included. depth: drafts verified per row and round, on average.
+
+    alpha: the acceptance per token that gives it; None if even accepting every draft does not (length > k + 1), and
+    where rounds drafted less than k.
     """
 
     method: str
     batch: int
     context: int
-    k: int
+    k: int | str
     depth: float
     round_ms: float
     plain_round_ms: float
     length: float
     alpha: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the drafts, that must be accepted; above 1 even all are not enough."""
+        if self.length <= 1:
+            return 0.0
+        return (self.length - 1) / self.depth if self.depth else float("inf")
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class BestDepth:
 
 def break_even(cost: Cost) -> BreakEven:
     """The acceptance that `cost` needs."""
-    alpha = alpha_for(cost.ratio, cost.k) if cost.full else None
+    alpha = alpha_for(cost.ratio, int(cost.k)) if cost.full else None
     return BreakEven(
         cost.method, cost.batch, cost.context, cost.k, cost.depth, cost.round_ms, cost.plain_round_ms, cost.ratio, alpha
     )
@@ -89,6 +101,7 @@ def best_depths(costs: Sequence[Cost], alphas: Sequence[float] = ALPHAS) -> list
     for load in loads:
         mine = [c for c in costs if (c.method, c.batch, c.context) == load]
         for alpha in alphas:
-            k, gain = max(((c.k, expected_length(alpha, c.k) / c.ratio) for c in mine), key=lambda pair: pair[1])
+            gains = {int(c.k): expected_length(alpha, int(c.k)) / c.ratio for c in mine}
+            k, gain = max(gains.items(), key=lambda pair: pair[1])
             found.append(BestDepth(*load, alpha, *((k, gain) if gain > 1 else (0, 1.0))))
     return found

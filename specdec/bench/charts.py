@@ -19,7 +19,7 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullF
 
 from specdec.bench.breakeven import BreakEven
 from specdec.bench.document import Document, Result
-from specdec.bench.statistics import CURVE, Distribution
+from specdec.bench.statistics import CURVE, FEW, Distribution
 
 INK, FAINT = "#1f2430", "#c9ced8"
 SERIES = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#db2777", "#0891b2", "#b45309", "#4d7c0f", "#be123c")
@@ -143,7 +143,7 @@ def _tasks(document: Document) -> Iterator[Chart]:
 def _acceptance(document: Document) -> Iterator[Chart]:
     for name, results in _groups(document):
         smallest = min(r.batch for r in results)
-        drafted = [r for r in results if r.batch == smallest and r.acceptance and r.acceptance.conditional]
+        drafted = [r for r in results if r.batch == smallest and r.acceptance and r.acceptance.sure]
         if not drafted:
             continue
         figure, axes = _figure(document, f"Acceptance by position{name.title}")
@@ -154,7 +154,8 @@ def _acceptance(document: Document) -> Iterator[Chart]:
         axes.grid(axis="y")
         _legend(axes)
         caption = (
-            "Solid: given that all earlier drafts of the round were accepted. Dashed: of all rounds that drafted it."
+            "Solid: given that all earlier drafts of the round were accepted. Dashed: of all rounds that drafted it. "
+            f"As far as {FEW} rounds reached."
         )
         yield Chart(f"acceptance{name.suffix}", axes.get_title(), caption, figure)
         yield _histogram(document, drafted, name)
@@ -162,9 +163,11 @@ def _acceptance(document: Document) -> Iterator[Chart]:
 
 def _positions(axes: Axes, r: Result, colour: str) -> None:
     assert r.acceptance is not None
-    x = range(1, len(r.acceptance.conditional) + 1)
-    axes.plot(x, [100 * v for v in r.acceptance.conditional], color=colour, marker="o", markersize=3, label=r.arm)
-    axes.plot(x, [100 * v for v in r.acceptance.unconditional], color=colour, linestyle="--", linewidth=1)
+    known = r.acceptance.sure
+    given, all_rounds = ([100 * v for v in of[:known]] for of in (r.acceptance.conditional, r.acceptance.unconditional))
+    x = range(1, known + 1)
+    axes.plot(x, given, color=colour, marker="o", markersize=3, label=r.arm)
+    axes.plot(x, all_rounds, color=colour, linestyle="--", linewidth=1)
 
 
 def _histogram(document: Document, drafted: list[Result], name: _Group) -> Chart:
@@ -271,11 +274,13 @@ def _rounds(document: Document) -> Iterator[Chart]:
 
 
 def _maps(document: Document) -> Iterator[Chart]:
-    """One map for each method: loads across, depths down."""
+    """One map for each method: loads across, depths down. A single cell is no map; the table has it."""
     for method in dict.fromkeys(b.method for b in document.break_even):
         mine = [b for b in document.break_even if b.method == method]
+        if len(mine) < 2:
+            continue
         loads = sorted({(b.context, b.batch) for b in mine})
-        ks = sorted({b.k for b in mine})
+        ks = sorted({b.k for b in mine}, key=lambda k: (k == "auto", k))
         figure, axes = _figure(document, f"Break-even of {method}", height=1.3 + 0.32 * len(ks))
         for b in mine:
             _cell(axes, loads.index((b.context, b.batch)), ks.index(b.k), b)
@@ -288,15 +293,14 @@ def _maps(document: Document) -> Iterator[Chart]:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         caption = (
-            "Acceptance length (bonus included) from which on a round of depth k beats plain decoding, from measured round "
-            "times. Green: few accepted drafts do; red: nearly all; grey: even all are not enough."
+            "Acceptance length (bonus included) from which on a round beats plain decoding, from measured round times. "
+            "Green: few of its drafts must be accepted; red: nearly all; grey: even all are not enough."
         )
         yield Chart(f"break-even-{method}", axes.get_title(), caption, figure)
 
 
 def _cell(axes: Axes, x: int, y: int, b: BreakEven) -> None:
-    share = (b.length - 1) / b.k  # of the drafts that must be accepted
-    colour = "#9ca3af" if share > 1 else matplotlib.colormaps["RdYlGn_r"](0.1 + 0.8 * max(0.0, share))
+    colour = "#9ca3af" if b.share > 1 else matplotlib.colormaps["RdYlGn_r"](0.1 + 0.8 * b.share)
     axes.bar(x, 0.94, 0.94, bottom=y - 0.47, color=colour)
     axes.text(x, y, f"{b.length:.2f}", ha="center", va="center", color="#111827", fontsize=9)
 

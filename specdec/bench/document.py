@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +177,14 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
         if name not in known:
             raise ValueError(f"{_join(where, name)}: no such field")
     for field in fields(kind):
-        if field.name not in value and field.default is MISSING:
+        if field.name not in value and is_required(field):
             raise ValueError(f"{_join(where, field.name)}: expected a value, got none")
     return kind(**{name: _read(types_of[name], item, _join(where, name)) for name, item in value.items()})
+
+
+def is_required(field: Field[Any]) -> bool:
+    """Whether a document must have it: fields that came later have defaults."""
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _read_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:

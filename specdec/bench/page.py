@@ -7,16 +7,20 @@ from html import escape
 
 from specdec.bench.charts import FAINT, INK, SERIES, Chart
 from specdec.bench.document import Document, Result
+from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import Acceptance
 from specdec.bench.table import (
     MIXED_COLUMNS,
     NOTES,
+    POSITIONS,
     best_k,
+    break_even,
     interval,
     mixed_cells,
     number,
     percentiles,
     places,
+    shares,
     spread,
     tokens_word,
     wasted,
@@ -63,6 +67,7 @@ dd { margin: 0 0 .4rem; }
 def page(document: Document, charts: Sequence[Chart]) -> str:
     """The HTML. Its policy forbids whatever it would have to load."""
     title = _title(document)
+    notes = [*NOTES, f"{POSITIONS[:1].upper()}{POSITIONS[1:]}."]
     sections = [
         f"<h1>{escape(title)}</h1>",
         _label(document),
@@ -74,7 +79,7 @@ def page(document: Document, charts: Sequence[Chart]) -> str:
         _tokens(document),
         _break_even(document),
         _setting(document),
-        "<h2>How to read it</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in NOTES) + "</ul>",
+        "<h2>How to read it</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -115,9 +120,9 @@ def _headline(document: Document) -> str:
             if old is None or old.decode_speedup is None or r.decode_speedup.value > old.decode_speedup.value:
                 best[key] = r
     items = "".join(
-        f"<li><strong>{r.decode_speedup.value:.2f}×</strong>plain decoding, {escape(r.arm)}, batch {r.batch}"
+        f"<li><strong>{r.decode_speedup.value:.2f}×</strong>plain decoding's speed with {escape(r.arm)} at batch {r.batch}"
         f"{_aside(document, r)}<br>{r.decode_speedup.low:.2f} to {r.decode_speedup.high:.2f}, "
-        f"{'95 % over prompts' if r.decode_speedup.over == 'prompts' else 'over runs'}"
+        f"{'95 % interval over prompts' if r.decode_speedup.over == 'prompts' else 'lowest and highest run'}"
         f"{f', {escape(document.label)}' if document.label else ''}</li>"
         for r in best.values()
         if r.decode_speedup
@@ -146,7 +151,7 @@ def _figure(chart: Chart) -> str:
 
 def _results(document: Document) -> str:
     """Three tables, so that each fits a screen."""
-    good = f"tok/s within {document.latency_target_ms:g} ms"
+    good = f"tok/s of requests within {document.latency_target_ms:g} ms"
     speed = ["decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms", "tokens"]
     latency = ["ms per token", "ms per step", good, "round ms", "% of floor", "peak MB"]
     drafts = ["acceptance length", "accepted by position, %", "of all rounds, %", "wasted"]
@@ -177,8 +182,8 @@ def _latency(r: Result) -> list[str]:
 
 
 def _drafts(r: Result, acceptance: Acceptance) -> list[str]:
-    shares = (" ".join(f"{100 * c:.0f}" for c in of[:10]) for of in (acceptance.conditional, acceptance.unconditional))
-    return [f"{acceptance.length:.2f}", *shares, f"{wasted(r):.0%}"]
+    positions = (shares(acceptance, of) for of in (acceptance.conditional, acceptance.unconditional))
+    return [f"{acceptance.length:.2f}", *positions, f"{wasted(r):.0%}"]
 
 
 def _mixed(document: Document) -> str:
@@ -202,11 +207,14 @@ def _tokens(document: Document) -> str:
 
 
 def _break_even(document: Document) -> str:
-    sheet = best_k(document)
-    if sheet is None:
-        return ""
+    sheets = [sheet for sheet in (break_even(document), best_k(document)) if sheet and sheet.rows]
+    return "".join(map(_sheet, sheets))
+
+
+def _sheet(sheet: Sheet) -> str:
+    caption = escape(sheet.caption or "")
     table = _table([*sheet.keys, *sheet.columns], sheet.rows)
-    return f"<h2>{sheet.title}</h2><p>{escape(sheet.caption or '').capitalize()}.</p>{table}"
+    return f"<h2>{sheet.title}</h2><p>{caption[:1].upper() + caption[1:]}.</p>{table}"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from specdec.bench.document import SCHEMA, Document
+from specdec.bench.document import SCHEMA, Document, is_required
 
 _PLAIN = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
 
@@ -55,7 +55,7 @@ def _dataclass(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {field.name: _of(hints[field.name], parts) for field in fields(kind)},
-        "required": [field.name for field in fields(kind) if field.default is MISSING or field.name == "schema"],
+        "required": [field.name for field in fields(kind) if is_required(field) or field.name == "schema"],
         "additionalProperties": False,
     }
 

@@ -7,11 +7,13 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CURVE = tuple(q / 100 for q in (*range(0, 100, 5), 99, 100))
 """Where a distribution is kept: enough to draw it."""
 
+FEW = 20
+"""Samples below which a share is not shown."""
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -82,6 +84,7 @@ class Acceptance:
     histogram: rounds by accepted drafts, 0 first.
     conditional[i]: share of the rounds that drafted position i + 1 *and accepted all before it* that accepted it.
     unconditional[i]: share of all rounds that drafted position i + 1 that accepted it (and so all before it).
+    reached[i]: how many rounds conditional[i] is a share of.
     """
 
     length: float
@@ -92,6 +95,12 @@ class Acceptance:
     histogram: list[int]
     conditional: list[float]
     unconditional: list[float]
+    reached: list[int] = field(default_factory=list)
+
+    @property
+    def sure(self) -> int:
+        """Positions, from the first, that at least FEW rounds reached: the shares of further ones are chance."""
+        return next((i for i, n in enumerate(self.reached) if n < FEW), len(self.conditional))
 
     @classmethod
     def of(cls, rounds: Counter[tuple[int, int]], emitted: int) -> Acceptance:
@@ -113,6 +122,7 @@ class Acceptance:
             histogram=histogram,
             conditional=[hit / reached if reached else 0.0 for hit, reached, _ in positions],
             unconditional=[hit / tried for hit, _, tried in positions],
+            reached=[reached for _, reached, _ in positions],
         )
 
 

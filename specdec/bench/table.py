@@ -10,7 +10,7 @@ from rich.markup import escape
 from specdec.bench.document import Document, Result
 from specdec.bench.mixed import MixedLoad
 from specdec.bench.sheet import Sheet
-from specdec.bench.statistics import Distribution, Interval, Spread
+from specdec.bench.statistics import FEW, Acceptance, Distribution, Interval, Spread
 
 MIXED_COLUMNS = ("first token ms", "ms per token", "ms per step", "beside a prompt", "chunk, tokens")
 NOTES = (
@@ -18,6 +18,16 @@ NOTES = (
     "without prompt work.",
     "Acceptance length: tokens per round and row, the bonus token included; plain decoding has 1.",
     "Milliseconds per token: the tokens of a round share its time; per step: between rounds, however many tokens came.",
+)
+
+
+BREAK_EVEN = (
+    "from the length needed on (tokens per round and row) a method beats plain decoding: it is its round's time over plain's. "
+    "drafts needed: the share that must be accepted; per-token acceptance: each draft's, where all rounds draft k"
+)
+POSITIONS = (
+    f"by position: of the rounds that accepted all drafts before it; positions that fewer than {FEW} rounds reached are "
+    "left out"
 )
 
 
@@ -34,7 +44,7 @@ def print_results(document: Document, console: Console) -> None:
             console.print(f"[dim]{note}[/]")
         _losslessness(document, console)
     if document.break_even:
-        _break_even(document).show(console)
+        break_even(document).show(console)
         if depths := best_k(document):
             depths.show(console)
     for failure in document.failures:
@@ -55,7 +65,7 @@ def _speed(document: Document) -> Sheet:
 
 
 def _latency(document: Document) -> Sheet:
-    good = f"tok/s within {document.latency_target_ms:g} ms"
+    good = f"tok/s of requests within {document.latency_target_ms:g} ms"
     sheet = _sheet("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
     for r in document.results:
         cells = [percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)]
@@ -65,11 +75,11 @@ def _latency(document: Document) -> Sheet:
 
 def _drafts(document: Document) -> Sheet:
     sheet = _sheet("Drafts", document, "acceptance length", "accepted by position, %", "wasted", "tokens")
+    sheet.caption = POSITIONS
     for r in document.results:
         if r.acceptance and r.acceptance.drafted:
-            positions = " ".join(f"{100 * c:.0f}" for c in r.acceptance.conditional[:10])
-            cells = [f"{r.acceptance.length:.2f}", positions, f"{wasted(r):.0%}", tokens_word(r)]
-            sheet.rows.append([*where(document, r), *cells])
+            cells = [f"{r.acceptance.length:.2f}", shares(r.acceptance, r.acceptance.conditional)]
+            sheet.rows.append([*where(document, r), *cells, f"{wasted(r):.0%}", tokens_word(r)])
     return sheet
 
 
@@ -104,15 +114,17 @@ def mixed_cells(load: MixedLoad) -> list[str]:
     return [*map(percentiles, spreads), f"{load.largest_chunk:,} of {load.prompt_budget:,}"]
 
 
-def _break_even(document: Document) -> Sheet:
-    keys = ("batch", "context", "method", "k")
-    sheet = Sheet("Break-even", keys, ("drafts", "round × plain", "needs per-token acceptance"))
-    sheet.caption = "round × plain is also the acceptance length that is needed, bonus token included"
+def break_even(document: Document) -> Sheet:
+    """What each method needs, and what it had."""
+    columns = ("drafts a round", "length needed", "length measured", "drafts needed", "per-token acceptance")
+    sheet = Sheet("Break-even", ("batch", "context", "method"), columns)
+    sheet.caption = BREAK_EVEN
+    lengths = {(r.method, r.k, r.batch, r.context): r.acceptance.length for r in document.results[::-1] if r.acceptance}
     for b in document.break_even:
-        never = b.length > b.k + 1
-        needed = "never pays" if never else "" if b.alpha is None else f"{b.alpha:.2f}"
-        where = [str(b.batch), str(b.context), b.method, str(b.k)]
-        sheet.rows.append([*where, f"{b.depth:.1f}", f"{b.length:.2f}", needed])
+        measured = lengths.get((b.method, b.k, b.batch, b.context))
+        cells = [f"{b.depth:.1f}", f"{b.length:.2f}", "" if measured is None else f"{measured:.2f}"]
+        cells += ["never pays"] * 2 if b.share > 1 else [f"{b.share:.0%}", "–" if b.alpha is None else f"{b.alpha:.2f}"]
+        sheet.rows.append([str(b.batch), str(b.context), f"{b.method} k={b.k}", *cells])
     return sheet
 
 
@@ -140,7 +152,7 @@ def _losslessness(document: Document, console: Console) -> None:
         console.print(f"[red]tokens[/] {r.arm}, batch {r.batch}, temperature {r.temperature:g}: {r.losslessness.line}")
     if judged and not bad:
         compared = sum(r.losslessness.compared for r in judged if r.losslessness)
-        console.print(f"[green]tokens[/] every method's are plain decoding's, {compared} requests compared")
+        console.print(f"[green]tokens[/] every method's are the same as plain decoding's, {compared} requests compared")
 
 
 def _title(document: Document) -> str:
@@ -194,6 +206,11 @@ def percentiles(d: Distribution | None) -> str:
 def wasted(r: Result) -> float:
     """Share of drafted tokens that were verified for nothing."""
     return r.acceptance.wasted / r.acceptance.drafted if r.acceptance and r.acceptance.drafted else 0.0
+
+
+def shares(acceptance: Acceptance, of: list[float]) -> str:
+    """Percents by position, at most ten, as far as there are samples."""
+    return " ".join(f"{100 * share:.0f}" for share in of[: min(10, acceptance.sure)]) or "few"
 
 
 def tokens_word(r: Result) -> str:

@@ -133,7 +133,12 @@ def test_break_even_is_the_ratio_of_round_times() -> None:
     assert even.length == 1.5 and even.alpha is not None
     assert expected_length(even.alpha, 4) == pytest.approx(1.5, abs=1e-9)
     assert break_even(Cost("draft", 1, 60, 2, 2.0, 35.0, 10.0)).alpha is None, "three tokens at most"
-    assert break_even(Cost("lookup", 1, 60, 10, 1.5, 15.0, 10.0)).alpha is None, "its rounds drafted 1.5, not 10"
+    assert even.share == pytest.approx(0.5 / 4) and break_even(Cost("draft", 1, 60, 2, 2.0, 35.0, 10.0)).share > 1
+    partly = break_even(Cost("lookup", 1, 60, 10, 1.5, 12.0, 10.0))
+    assert partly.alpha is None and partly.share == pytest.approx(0.2 / 1.5), "its rounds drafted 1.5, not 10"
+    assert break_even(Cost("draft", 1, 60, "auto", 4.0, 15.0, 10.0)).alpha is None, "of no fixed depth"
+    idle = [break_even(Cost("draft", 1, 60, "auto", 0.0, ms, 10.0)).share for ms in (9.9, 10.1)]
+    assert idle == [0, float("inf")]
     assert alpha_for(1.0, 4) == 0.0 and alpha_for(0.9, 4) == 0.0 and alpha_for(5.0, 4) == pytest.approx(1.0)
 
 

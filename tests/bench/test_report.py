@@ -1,5 +1,6 @@
 """The page: whole, well formed, without anything to load; and the charts as pictures."""
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -110,7 +111,7 @@ def test_text_is_escaped_and_says_what_matters(html: str) -> None:
     text = " ".join(Reader(html).text.split())
     for words in (
         "model <x> with drafter small & fast on A device",
-        "1.50×plain decoding, lookup k=auto, batch 1",
+        "1.50×plain decoding's speed with lookup k=auto at batch 1",
         "skipped: lookup, batch 8, prompts that ship: out of memory: <all> of it",
         "mind the <gap>",
         "1 of 2 requests differ from plain, first: request 2 at token 7, margin 0.0123",
@@ -127,7 +128,7 @@ def test_controlled_acceptance_is_written_on_everything() -> None:
     drawn = charts(d)
     text = " ".join(Reader(page(d, drawn[:1])).text.split())
     assert "Controlled acceptance 3.4; random weights; these figures show cost" in text
-    assert "1.35 to 1.65, 95 % over prompts, controlled acceptance 3.4" in text
+    assert "1.35 to 1.65, 95 % interval over prompts, controlled acceptance 3.4" in text
     assert drawn and all("controlled acceptance 3.4" in " ".join(chart.title.split()) for chart in drawn)
 
 
@@ -155,3 +156,13 @@ def test_report_folder_holds_page_pictures_and_document(tmp_path: Path) -> None:
 def test_the_same_document_makes_the_same_chart() -> None:
     first, second = (charts(document(break_even=[]))[0].svg() for _ in range(2))
     assert first == second
+
+
+def test_a_document_of_before_a_field_came_is_read(tmp_path: Path) -> None:
+    value = json.loads(document().to_json())
+    for r in value["results"]:
+        del r["acceptance"]["reached"], r["split"]["copied"]
+    (tmp_path / "old.json").write_text(json.dumps(value))
+    read = read_document(tmp_path / "old.json")
+    assert read.results[0].acceptance.reached == [] and read.results[0].split.copied is None
+    write_report(read, tmp_path / "report")

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from specdec.bench.statistics import (
+    FEW,
     Acceptance,
     Change,
     Distribution,
@@ -56,7 +57,7 @@ def test_acceptance_by_position_conditional_and_not() -> None:
     assert a.length == pytest.approx(27 / 13)
     assert a.histogram == [6, 3, 1, 3]
     assert a.unconditional == pytest.approx([7 / 12, 4 / 10, 3 / 10])
-    assert a.conditional == pytest.approx([7 / 12, 4 / 6, 3 / 4])
+    assert a.conditional == pytest.approx([7 / 12, 4 / 6, 3 / 4]) and a.reached == [12, 6, 4]
     # Survival is the product of the conditional shares where every round drafts as deep.
     deep = Acceptance.of(Counter({(3, 0): 4, (3, 1): 2, (3, 2): 1, (3, 3): 3}), emitted=23)
     assert deep.unconditional[2] == pytest.approx(math.prod(deep.conditional))
@@ -90,6 +91,13 @@ def test_speedup_pairs_runs_and_resamples_prompts() -> None:
 def test_speedup_of_one_batch_varies_over_runs() -> None:
     s = speedup([[(10, 1.0)], [(10, 0.5)], [(10, 0.4)]], [[(10, 1.0)]] * 3)
     assert (s.value, s.low, s.high, s.over) == (2, 1, 2.5, "runs")
+
+
+def test_positions_of_few_rounds_are_not_sure() -> None:
+    a = Acceptance.of(Counter({(3, 0): 4, (3, 1): FEW, (3, 3): FEW - 1}), emitted=99)
+    assert a.reached == [2 * FEW + 3, 2 * FEW - 1, FEW - 1] and a.sure == 2 and len(a.conditional) == 3
+    assert Acceptance.of(Counter({(1, 1): FEW}), emitted=40).sure == 1
+    assert Acceptance.of(Counter({(0, 0): 7}), emitted=7).sure == 0
 
 
 def test_change_knows_its_noise() -> None:

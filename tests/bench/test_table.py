@@ -1,13 +1,15 @@
 """What the terminal shows, and what a comparison says."""
 
 import dataclasses
+import re
+from collections import Counter
 
 import pytest
 from documents import document, environment, result
 from rich.console import Console
 
 from specdec.bench.compare import pairs, print_comparison
-from specdec.bench.statistics import Spread
+from specdec.bench.statistics import Acceptance, Spread
 from specdec.bench.table import print_results
 
 
@@ -23,7 +25,7 @@ def test_tables_say_everything_once() -> None:
         "model <x>, drafter small & fast, float32 on A device",
         "1.50 (1.35-1.65)",
         "8.0/10.0/30.0",
-        "tok/s within 50 ms",
+        "requests within",
         "tokens draft k=4, batch 1, temperature 0: 1 of 2 requests differ from plain",
         "skipped lookup at batch 8, prompts that ship: out of memory: <all> of it",
         "note mind the <gap>",
@@ -43,7 +45,24 @@ def test_tables_say_everything_once() -> None:
 
 def test_all_identical_is_one_line() -> None:
     d = document(results=[result("plain"), result("lookup", 4)], failures=[])
-    assert "tokens every method's are plain decoding's, 2 requests compared" in shown(print_results, d)
+    assert "tokens every method's are the same as plain decoding's, 2 requests compared" in shown(print_results, d)
+
+
+def test_break_even_says_what_is_needed_and_what_there_was() -> None:
+    lines = [line.split() for line in shown(print_results, document()).splitlines()]
+    after = lines[lines.index(["Break-even"]) :]
+    assert ["1", "60", "lookup", "k=auto", "0.6", "1.06", "3.20", "10%", "–"] in after
+    assert ["1", "60", "draft", "k=4", "4.0", "2.00", "3.20", "25%", "0.52"] in after
+    assert ["8", "60", "draft", "k=2", "2.0", "5.00", "never", "pays", "never", "pays"] in after, "and not measured"
+
+
+def test_positions_without_samples_are_left_out() -> None:
+    few = Acceptance.of(Counter({(4, 1): 15, (4, 4): 6}), 45)
+    text = shown(print_results, document(results=[result("plain"), result("lookup", 4, acceptance=few)]))
+    assert re.search(r"2\.14 +100 29 +54%", text) and "fewer than 20 rounds" in text
+    old = dataclasses.replace(few, reached=[])  # of a document that does not tell
+    text = shown(print_results, document(results=[result("plain"), result("lookup", 4, acceptance=old)]))
+    assert re.search(r"2\.14 +100 29 100 100 +54%", text)
 
 
 def test_every_table_carries_the_label() -> None:
