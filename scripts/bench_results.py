@@ -16,7 +16,17 @@ from pathlib import Path
 
 from specdec.bench import write_report
 from specdec.bench.document import Document, Result, read_document
-from specdec.bench.table import MIXED_COLUMNS, interval, mixed_cells, number, percentiles, places, spread, where
+from specdec.bench.table import (
+    MIXED_COLUMNS,
+    by_task,
+    interval,
+    mixed_cells,
+    number,
+    percentiles,
+    places,
+    spread,
+    where,
+)
 
 HEADING = "## specdec bench"
 BEFORE = "## Not measured yet"
@@ -50,6 +60,9 @@ def paragraphs(document: Document) -> Iterator[str]:
     how = f"{e.dtype}, {document.weights} weights, {versions}, {e.threads} threads, copy {e.copy_bandwidth_gb_s:g} GB/s"
     yield f"`{command(document)}`:\n{how}.{label}"
     yield table(document, COLUMNS, [(r, cells(r)) for r in document.results])
+    if tasks := by_task(document):
+        yield f"{tasks.title}:"
+        yield markdown([*tasks.keys, *tasks.columns], tasks.rows)
     mixed = [(r, mixed_cells(r.mixed)) for r in document.results if r.mixed]
     if mixed:
         first = next(r.mixed for r in document.results if r.mixed)
@@ -82,9 +95,11 @@ def cells(r: Result) -> list[str]:
 
 
 def table(document: Document, columns: tuple[str, ...], rows: list[tuple[Result, list[str]]]) -> str:
-    names = [*places(document), "method", *columns]
-    lines = [names, ["---"] * len(names), *([*where(document, r), *found] for r, found in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown([*places(document), "method", *columns], [[*where(document, r), *found] for r, found in rows])
+
+
+def markdown(names: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *rows])
 
 
 def put(text: str, new: str) -> str:

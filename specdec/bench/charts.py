@@ -122,9 +122,8 @@ def _tasks(document: Document) -> Iterator[Chart]:
         if plain is None or not others or len(plain.tasks) < 2:
             continue
         figure, axes = _figure(document, f"Speed by task{name.title}", height=0.9 + 0.42 * len(plain.tasks))
-        base = {t.task: t.request_tok_s for t in plain.tasks}
         for r in others:
-            ratios = [t.request_tok_s / base[t.task] if base[t.task] else 0.0 for t in r.tasks]
+            ratios = list(r.task_speedups(plain).values())
             axes.plot(ratios, range(len(ratios)), "o", color=_colour(document, r.arm), label=r.arm, markersize=5)
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
         axes.set_yticks(range(len(plain.tasks)), [t.task for t in plain.tasks])

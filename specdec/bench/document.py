@@ -85,6 +85,11 @@ class Result:
     def point(self) -> tuple[str, int, float]:
         return self.workload, self.batch, self.temperature
 
+    def task_speedups(self, plain: Result) -> dict[str, float]:
+        """For each task the speed of a request over that of `plain`, a result at the same point; 0.0 where it has none."""
+        base = {t.task: t.request_tok_s for t in plain.tasks}
+        return {t.task: t.request_tok_s / base[t.task] if base[t.task] else 0.0 for t in self.tasks}
+
 
 @dataclass(frozen=True)
 class Failure:

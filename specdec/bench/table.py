@@ -32,12 +32,12 @@ POSITIONS = (
 
 
 def print_results(document: Document, console: Console) -> None:
-    """Speed, latency, drafts, rounds, break-even, what failed, and whether every method's tokens are plain's."""
+    """Speed, tasks, latency, drafts, rounds, break-even, what failed, and whether every method's tokens are plain's."""
     console.print(f"[bold]{escape(_title(document))}[/]")
     if document.label:
         console.print(f"[bold reverse] {document.label} [/] forced: nothing here says how well drafts fit")
     if document.results:
-        for sheet in (_speed, _latency, _drafts, _rounds, _mixed):
+        for sheet in (_speed, by_task, _latency, _drafts, _rounds, _mixed):
             if found := sheet(document):
                 found.show(console)
         for note in NOTES:
@@ -61,6 +61,21 @@ def _speed(document: Document) -> Sheet:
     for r in document.results:
         cells = [spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)]
         sheet.rows.append([*where(document, r), *cells, number(r.ttft_ms.p50)])
+    return sheet
+
+
+def by_task(document: Document) -> Sheet | None:
+    """At the smallest batch, where a drafter helps most; None where there is but one task, or only plain decoding."""
+    smallest = [r for r in document.results if r.batch == min(r.batch for r in document.results)]
+    plain = {r.point: r for r in smallest if r.method == "plain"}
+    others = [r for r in smallest if r.method != "plain" and r.point in plain]
+    tasks = list(dict.fromkeys(t.task for r in others for t in r.tasks))
+    if len(tasks) < 2:
+        return None
+    sheet = _sheet("Speed of a request by task, × plain", document, *tasks)
+    for r in others:
+        found = r.task_speedups(plain[r.point])
+        sheet.rows.append([*where(document, r), *(f"{found[task]:.2f}" if task in found else "" for task in tasks)])
     return sheet
 
 

@@ -29,6 +29,8 @@ def test_the_section_says_what_was_measured(script: ModuleType) -> None:
         "`specdec bench m -k 4`:",
         "| 1 | lookup k=auto | 150 ±2% | 1.50 (1.35-1.65) |",
         "90.0/200.0/200.0 |",
+        "| batch | method | chat | <code> |",
+        "| 1 | lookup k=auto | 1.50 | 1.50 |",
         "| 2 of 2 |",
         "- skipped: lookup at batch 8: out of memory: <all> of it",
         "- draft k=4, batch 1: 1 of 2 requests differ from plain, first: request 2 at token 7, margin 0.0123",

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specdec.bench.compare import pairs, print_comparison
 from specdec.bench.statistics import Acceptance, Spread
-from specdec.bench.table import print_results
+from specdec.bench.table import by_task, print_results
 
 
 def shown(call, *documents, width: int = 140) -> str:
@@ -56,6 +56,15 @@ def test_break_even_says_what_is_needed_and_what_there_was() -> None:
     assert ["8", "60", "draft", "k=2", "2.0", "5.00", "never", "pays", "never", "pays"] in after, "and not measured"
 
 
+def test_speed_by_task_at_the_smallest_batch() -> None:
+    lines = [line.split() for line in shown(print_results, document()).splitlines()]
+    after = lines[next(i for i, line in enumerate(lines) if line[:3] == ["Speed", "of", "a"]) :]
+    assert after[2] == ["batch", "method", "chat", "<code>"] and ["1", "lookup", "k=auto", "1.50", "1.50"] in after
+    assert by_task(document(results=[result("plain")])) is None
+    one = [result(m, tasks=result("plain").tasks[:1]) for m in ("plain", "lookup")]
+    assert by_task(document(results=one)) is None
+
+
 def test_positions_without_samples_are_left_out() -> None:
     few = Acceptance.of(Counter({(4, 1): 15, (4, 4): 6}), 45)
     text = shown(print_results, document(results=[result("plain"), result("lookup", 4, acceptance=few)]))
@@ -67,7 +76,7 @@ def test_positions_without_samples_are_left_out() -> None:
 
 def test_every_table_carries_the_label() -> None:
     text = shown(print_results, document(controlled=3.4))
-    assert text.count("controlled acceptance 3.4") == 6
+    assert text.count("controlled acceptance 3.4") == 7
 
 
 @pytest.mark.parametrize("width", [140, 100, 80, 50])
