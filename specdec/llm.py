@@ -141,8 +141,11 @@ class LLM:
         each = params if isinstance(params, list) else [params] * len(batch)
         if len(each) != len(batch):
             raise ValueError(f"params: expected one for each of {len(batch)} prompts, got {len(each)}")
-        handles = [self._submit_or_fail(p, q, i) for i, (p, q) in enumerate(zip(batch, each, strict=True))]
-        return self._collect(handles, progress, raising=False)
+        requests: list[Handle | Output] = []
+        asked = list(zip(range(len(batch)), batch, each, strict=True))
+        for start in range(0, len(asked), self.limits.max_rows):
+            requests += self._submit_together(asked[start : start + self.limits.max_rows])
+        return self._collect(requests, progress, raising=False)
 
     def chat(
         self,
@@ -183,6 +186,12 @@ class LLM:
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, prompt_index: int = 0) -> Handle:
         """Start a request and return at once. Requests join and leave running batches; safe from any thread."""
+        handle = self._prepare(prompt, params, prompt_index)
+        self._start([handle])
+        return handle
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams | None, prompt_index: int) -> Handle:
+        """A request that has not started yet."""
         ids = self._encode(prompt)
         params = self._resolve(params or SamplingParams(), len(ids))
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
@@ -195,19 +204,23 @@ class LLM:
             seq.parent = seqs[0]
         self.engine.check_fits(seqs[0])
         handle = Handle(seqs, prompt_index, self._cancel, self._forget, lambda: self._detokenizer(params))
-        transcripts = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
-        self._handles[handle] = transcripts
+        self._handles[handle] = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
+        return handle
+
+    def _start(self, handles: list[Handle]) -> None:
+        """Hand requests to the engine in one piece, so that it takes in as many prompts at a time as it can."""
+        pairs = [pair for h in handles for pair in zip(h.seqs, self._handles[h], strict=True)]
 
         def start() -> None:
-            for seq, transcript in zip(seqs, transcripts, strict=True):
+            for seq, transcript in pairs:
                 self.engine.submit(seq, transcript)
 
         try:
             self._worker.do(start)
         except RuntimeError:
-            self._forget(handle)
+            for handle in handles:
+                self._forget(handle)
             raise
-        return handle
 
     # -- housekeeping
 
@@ -332,12 +345,19 @@ class LLM:
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         return None if self.tokenizer is None else Detokenizer(self.tokenizer, tuple(params.stop or ()))
 
-    def _submit_or_fail(self, prompt: Prompt, params: SamplingParams | None, index: int) -> Handle | Output:
+    def _submit_together(self, asked: list[tuple[int, Prompt, SamplingParams | None]]) -> list[Handle | Output]:
+        """Start (index, prompt, parameters) each; an Output with the error for those that can't."""
+        requests: list[Handle | Output] = []
+        for index, prompt, params in asked:
+            try:
+                requests.append(self._prepare(prompt, params, index))
+            except Exception as error:  # a tokenizer's own, too
+                requests.append(_failed(prompt, index, error))
         try:
-            return self.submit(prompt, params, prompt_index=index)
-        except Exception as error:  # a tokenizer's own, too
-            ids = list(prompt) if isinstance(prompt, list) else []
-            return Output("", [], "error", ids, index, 0, None, RequestStats(), error)
+            self._start([r for r in requests if isinstance(r, Handle)])
+        except RuntimeError as error:
+            return [_failed(prompt, index, error) for index, prompt, _ in asked]
+        return requests
 
     def _collect(self, requests: list[Handle | Output], progress: bool, raising: bool = True) -> list[Output]:
         """Wait for all; an interrupt cancels what still runs."""
@@ -455,3 +475,9 @@ def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
     if eos is None:
         eos = getattr(model.config.get_text_config(), "eos_token_id", None)
     return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+
+
+def _failed(prompt: Prompt, index: int, error: Exception) -> Output:
+    """What becomes of a prompt that can't be decoded."""
+    ids = list(prompt) if isinstance(prompt, list) else []
+    return Output("", [], "error", ids, index, 0, None, RequestStats(), error)
