@@ -233,7 +233,7 @@ class LLM:
         return exposition(self.engine)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. To be called after the model's weights have changed, in place or for other tensors.
+        """Forget every cached prefix. To be called after the weights have changed, or other adapters were made active.
 
         Raises ValueError if their dtype or device changed: that takes a new LLM.
         """

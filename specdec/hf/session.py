@@ -20,7 +20,7 @@ from specdec.hf.replay import Replay
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, choose, max_positions
 from specdec.llm import LLM
-from specdec.model import device_of, kv_specs
+from specdec.model import active_adapters, device_of, kv_specs
 from specdec.sequence import Sequence
 
 _SHORTEST = 256
@@ -81,6 +81,7 @@ class Session:
         with torch.inference_mode(False), torch.no_grad(), evaluating(self.models), _own_random(model):
             self.llm = LLM(model, drafter=drafter, k=_or_auto(options.k), **self._sizes(model))
         self._marks, self._versions = _marks(self.models), _versions(self.models)
+        self._adapters = [active_adapters(m) for m in self.models]
         self.busy = False
 
     @property
@@ -147,6 +148,9 @@ class Session:
 
     def _forget_prefixes(self) -> None:
         """Weights may have changed since the last call, in ways that only the caller knows."""
+        before, self._adapters = self._adapters, [active_adapters(m) for m in self.models]
+        if self._adapters != before:
+            self.engine.reset_prefix_cache()  # and graphs that ran the others
         versions = _versions(self.models)
         if not self.options.prefix_cache or versions != self._versions:
             self.engine.pool.allocator.reset_prefix_cache()

@@ -128,10 +128,14 @@ class LinearWatch:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Exactly nn.Linear with nothing attached: no hook, adapter, quantisation or replaced forward."""
+    """Exactly nn.Linear with nothing attached: no hook, adapter or replaced forward, and no weight of another kind.
+
+    Quantisers such as torchao leave the module and put a tensor of a class of their own in the place of its weight.
+    """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return (
         type(module) is nn.Linear
+        and all(type(parameter) is nn.Parameter for parameter in module.parameters())
         and not any(hooks)
         and "forward" not in vars(module)
         and not vars(module).get("parametrizations")

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.kvpool import KVPool, KVSpec
+from specdec.model.adapters import active_adapters
 from specdec.model.attention import take_turns
 from specdec.model.fusion import Fused, LinearWatch, fuse_linears
 from specdec.model.hooked import HookedRoute
@@ -55,7 +56,7 @@ class PagedModel:
         if self.layers:
             self.layers.attach()
         weight = model.get_input_embeddings().weight
-        self._kind, self._addresses = (weight.dtype, weight.device), [w.data_ptr() for w in model.parameters()]
+        self._kind, self._captured = (weight.dtype, weight.device), self._capturable()
         self.route.attach(pool.add_model(name, specs))
         _in_use.add(model.base_model)
 
@@ -91,7 +92,9 @@ class PagedModel:
         return taps
 
     def refresh(self) -> bool:
-        """Whether weights have been replaced by other tensors since the last call; fused copies take them in.
+        """Whether weights have been replaced by other tensors, or other adapters made active, since the last call.
+
+        Fused copies take new weights in.
 
         Raises ValueError for weights of another dtype or device: KV and fused copies are of the old one.
         """
@@ -103,8 +106,8 @@ class PagedModel:
         for product in self.products:
             if isinstance(product, Fused):
                 product.refresh()
-        before, self._addresses = self._addresses, [w.data_ptr() for w in self.model.parameters()]
-        return self._addresses != before
+        before, self._captured = self._captured, self._capturable()
+        return self._captured != before
 
     def close(self) -> None:
         """Give the KV back; the model object keeps no trace."""
@@ -119,6 +122,10 @@ class PagedModel:
         for product in self.products:
             product.detach()
         self.pool.remove_model(self.name)
+
+    def _capturable(self) -> tuple[list[int], list[tuple]]:
+        """What a captured graph holds on to: the addresses of weights, and the adapters that were active."""
+        return [w.data_ptr() for w in self.model.parameters()], active_adapters(self.model)
 
     def _slow(self) -> str | None:
         """Why forwards can't be compiled or be part of a CUDA graph, None if they can; said once, as a warning."""

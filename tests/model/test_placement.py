@@ -1,4 +1,4 @@
-"""Weights that wait on a disk, and modules that are no plain linear layers: decoded as they are, and left as they were."""
+"""Weights that wait on a disk, and drafters in another dtype."""
 
 import copy
 
@@ -6,11 +6,9 @@ import accelerate
 import pytest
 import torch
 from support import tiny
-from torch import nn
 
 import specdec.hf
 from specdec import LLM, SamplingParams
-from specdec.model.fusion import Fused
 from specdec.model.placement import device_of
 
 PROMPTS = [[5] * 3, [6, 7, 8, 9, 10, 11, 12] * 3]
@@ -61,59 +59,3 @@ def test_a_drafter_in_another_dtype():
     wide = copy.deepcopy(tiny()).double()
     with pytest.raises(ValueError, match="model: expected weights in float32, bfloat16 or float16, got float64"):
         LLM(copy.deepcopy(tiny()), drafter=wide, max_model_len=64)
-
-
-class Adapter(nn.Module):
-    """A low-rank adapter beside a frozen linear layer."""
-
-    def __init__(self, base: nn.Linear):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down, self.up = nn.Linear(base.in_features, 4, bias=False), nn.Linear(4, base.out_features, bias=False)
-        nn.init.normal_(self.up.weight, 0, 0.3)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-
-class Quantised(nn.Module):
-    """A linear layer in four bits, as quantisers put in the place of one."""
-
-    def __init__(self, base: nn.Linear):
-        super().__init__()
-        self.scale = base.weight.abs().amax(1, keepdim=True) / 7
-        self.register_buffer("weight", (base.weight / self.scale).round().to(torch.int8))
-
-    def forward(self, x):
-        return nn.functional.linear(x, self.weight * self.scale)
-
-
-class Scaled(nn.Linear):
-    """A subclass that computes something else."""
-
-    def __init__(self, base: nn.Linear):
-        super().__init__(base.in_features, base.out_features, bias=False)
-        self.weight = base.weight
-
-    def forward(self, x):
-        return super().forward(x) * 0.5
-
-
-@pytest.mark.parametrize("kind", [Adapter, Quantised, Scaled])
-def test_other_modules_than_plain_linear_layers_stay_as_they_are(kind):
-    """The adapted target with an unadapted drafter, too."""
-    torch.manual_seed(0)
-    model = copy.deepcopy(tiny())
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.q_proj, layer.mlp.down_proj = kind(layer.self_attn.q_proj), kind(layer.mlp.down_proj)
-    want, before = plain(model), {name: value.clone() for name, value in model.state_dict().items()}
-    assert want != plain(tiny())
-    llm = LLM(model, drafter=copy.deepcopy(tiny()), max_model_len=64)
-    others = [m for m in model.modules() if isinstance(m, kind)]
-    fused = [linear for p in llm.engine.target.products if isinstance(p, Fused) for linear in p.linears]
-    assert not [m for m in others if "forward" in vars(m)]
-    assert fused and not set(fused) & {m for other in others for m in other.modules()}
-    assert decoded(llm) == want
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert plain(model) == want
