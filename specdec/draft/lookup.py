@@ -17,7 +17,7 @@ NEXT = (0.0, 0.50, 0.60, 0.72, 0.78, 0.82, 0.82, 0.82, 0.82, 0.82, 0.82, 0.82, 0
 """How often the first draft after a match of n tokens is right, and each one after a right one: SmolLM2-135M-Instruct,
 3,368 positions of 28 greedy answers to chat, code, copying and translation (docs/results.md). Longer matches: the last."""
 
-TOKEN_COST = {"cpu": 0.12, "cuda": 0.01}
+TOKEN_COST = {"cpu": 0.05, "cuda": 0.01}
 """What one more token adds to a round, as a share of a round of one token: SmolLM2-135M, the upper end of what was measured."""
 
 

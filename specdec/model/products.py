@@ -2,8 +2,9 @@
 
 On a GPU a library's kernels for few tokens reach 84 to 87 % of the copy bandwidth in an 8B layer, ours 91 to 94. On a CPU
 BLAS treats tokens @ weight.T with 2 to 16 tokens as a product with tall operands and takes two to four times as long as
-for one, where reading the weight once should be most of the cost. weight @ tokens.T costs about the same for 1 to 4 tokens,
-which is what makes verifying several drafts worth while. Both are measured in docs/results.md.
+for one, where reading the weight once should be most of the cost. weight @ tokens.T costs about the same for 1 to 4 tokens
+in BLAS and for 1 to 8 in oneDNN, which takes two thirds of BLAS's time up to some 64: that is what makes verifying several
+drafts, of several rows, worth while. All measured in docs/results.md.
 """
 
 from __future__ import annotations
@@ -18,8 +19,19 @@ from specdec import kernels
 from specdec.kernels.linear import MOST_TOKENS
 from specdec.model import attention
 
-WIDTHS = (1, 2, 4, 5, 8, 16)
+_ONEDNN = (
+    torch.ops.mkldnn._linear_pointwise
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    else None
+)
+"""oneDNN's linear for fp32, which F.linear gives to BLAS: what torch.compile calls on a CPU, there is no public name."""
+
+BLAS_WIDTHS = (1, 2, 4) if _ONEDNN else (1, 2, 4, 5, 8, 16)
+WIDTHS = (*BLAS_WIDTHS, *(range(8, 72, 8) if _ONEDNN else ()))
 """Numbers of tokens that products are padded to on a CPU: the fast ones."""
+
+MOST_DEEP = 32
+"""Tokens up to which a weight with more columns than rows goes first."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -45,10 +57,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _weight_first(x: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) -> Tensor:
     # BLAS runs the product of a single token on one thread, that of two on all.
     width = WIDTHS[bisect_left(WIDTHS, max(tokens, min(2, torch.get_num_threads())))]
-    if width == 1:
+    if width == 1 or (width > MOST_DEEP and weight.shape[1] > weight.shape[0]):
         return F.linear(x, weight, bias)
     padded = F.pad(x.reshape(tokens, -1), (0, 0, 0, width - tokens))
-    y = torch.mm(weight, padded.t())[:, :tokens].t().contiguous()
+    y = torch.mm(weight, padded.t()) if width in BLAS_WIDTHS else _ONEDNN(weight, padded, None, "none", [], "")
+    y = y[:, :tokens].t().contiguous()
     return (y if bias is None else y.add_(bias)).view(*x.shape[:-1], -1)
 
 

@@ -13,19 +13,19 @@ from specdec.model.products import WIDTHS, linear
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("tokens", range(WIDTHS[-1] + 3))
-@pytest.mark.parametrize("bias", [False, True])
-def test_as_linear_for_every_number_of_tokens(tokens, bias, threads):
+@pytest.mark.parametrize("tokens", [*range(19), *(w + i for w in WIDTHS[-4:] for i in (-1, 0, 1))])
+@pytest.mark.parametrize("shape, bias", [((53, 37), False), ((53, 37), True), ((37, 53), True)])
+def test_as_linear_for_every_number_of_tokens(tokens, shape, bias, threads):
     generator = torch.Generator().manual_seed(tokens)
-    x, weight = torch.randn(1, tokens, 37, generator=generator), torch.randn(53, 37, generator=generator)
-    b = torch.randn(53, generator=generator) if bias else None
+    x, weight = torch.randn(1, tokens, shape[1], generator=generator), torch.randn(shape, generator=generator)
+    b = torch.randn(shape[0], generator=generator) if bias else None
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         y = linear(x, weight, b)
     finally:
         torch.set_num_threads(before)
-    assert y.shape == (1, tokens, 53)
+    assert y.shape == (1, tokens, shape[0])
     assert y.is_contiguous()
     torch.testing.assert_close(y, F.linear(x, weight, b), rtol=1e-5, atol=1e-5)
 
