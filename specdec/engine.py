@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +44,11 @@ class Listener(Protocol):
 
     def finished(self, seq: Sequence) -> None:
         """The sequence is over: see its finish_reason and error."""
+
+
+def _current(device: torch.device) -> AbstractContextManager:
+    """Within it streams and events are those of `device`, whichever GPU the caller's thread is on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _told(error: Exception) -> str:
@@ -161,7 +167,7 @@ class Engine:
 
     def step(self) -> None:
         """One round: make room, take in prompts, launch; then read the round that was launched before."""
-        with self.stats.timed("step"):
+        with self.stats.timed("step"), _current(self.rows.device):
             self._step()
 
     def _step(self) -> None:

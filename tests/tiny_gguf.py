@@ -9,10 +9,10 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, INNER = 32, 2, 4, 2, 48
 SPECIAL = ["<unk>", "<start>", "<end>"]
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> dict[str, np.ndarray]:
-    """Write the file and return its fp32 tensors by their GGUF names."""
+def write_tiny_gguf(path: Path, seed: int = 0, context: int = 128) -> dict[str, np.ndarray]:
+    """Write the file, of a model with `context` positions, and return its fp32 tensors by their GGUF names."""
     writer = gguf.GGUFWriter(path, "llama")
-    _write_config(writer)
+    _write_config(writer, context)
     _write_tokenizer(writer)
     tensors = _tensors(np.random.default_rng(seed))
     for name, tensor in tensors.items():
@@ -31,9 +31,9 @@ def alphabet() -> list[str]:
     return [chr(byte if byte in plain else next(rest)) for byte in range(256)]
 
 
-def _write_config(writer: gguf.GGUFWriter) -> None:
+def _write_config(writer: gguf.GGUFWriter, context: int) -> None:
     writer.add_block_count(LAYERS)
-    writer.add_context_length(128)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)

@@ -10,6 +10,7 @@ drafts, of several rows, worth while. All measured in docs/results.md.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from specdec import kernels
 from specdec.kernels.linear import MOST_TOKENS
 from specdec.model import attention
 
-_ONEDNN = (
+_ONEDNN: Any = (
     torch.ops.mkldnn._linear_pointwise
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     else None
