@@ -43,8 +43,8 @@ print(*after, sep="\n")
 
 # %% Sampling: torch's seed decides, not the drafter.
 samples = []
-for settings in ({}, {"drafter": "lookup"}, {"drafter": assistant, "k": 3}):
+for settings in ({}, {"drafter": assistant, "k": 3}):
     torch.manual_seed(0)
     road = {"custom_generate": specdec.hf.generate, **arguments, "do_sample": True, "max_new_tokens": 16}
     samples.append(model.generate(**inputs, **road, **settings))
-print(f"the same samples with any drafter: {all(torch.equal(samples[0], other) for other in samples)}")
+print(f"the same samples with and without the assistant: {torch.equal(*samples)}")
