@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=512)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--warm-up", action="store_true", help="for the batches of --batch, before the first token")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--profile", default="", help="batches of which to show where a round's time goes")
     parser.add_argument("--json")
@@ -112,11 +113,14 @@ def main() -> None:
     llm = LLM(
         build(args.target), drafter=drafter, k="auto", max_model_len=1024, max_rows=128, prompt_budget=8192,
         compile=not args.no_compile, graphs=not args.no_graphs,
+        warm_up=sorted(map(int, args.batch.split(","))) if args.warm_up else False,
     )  # fmt: skip
     if args.drafter in SHAPES:
         llm.engine.round.verifier = ForcedLength(llm.vocab_size, args.length)
     llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0, k=0))
-    print(f"start to first token {time.perf_counter() - start:.1f} s", flush=True)
+    how = "without compiled layers" if args.no_compile else "with compiled layers"
+    how += ", warmed up" if args.warm_up else ""
+    print(f"start to first token {time.perf_counter() - start:.1f} s, {how}", flush=True)
     rows = []
     for batch in map(int, args.batch.split(",")):
         for k in (0, *choices):

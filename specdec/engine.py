@@ -173,9 +173,7 @@ class Engine:
     def _step(self) -> None:
         self._drop_cancelled()
         self.scheduler.reserve(self._slots())  # running rows first, then those that join
-        self._admit()
-        with self.stats.timed("prompts"):
-            self._extend_prompts()
+        self.take_in()
         self._join()
         if self.drafter is not None:
             self._plan()
@@ -188,6 +186,12 @@ class Engine:
             self._read(self.flights.pop(0))
         if DEBUG:
             self.check()
+
+    def take_in(self) -> None:
+        """Give waiting sequences rows and run the next chunks of prompts."""
+        self._admit()
+        with self.stats.timed("prompts"):
+            self._extend_prompts()
 
     def run(self) -> None:
         """Step until nothing is left to do."""
@@ -306,7 +310,7 @@ class Engine:
         self.rows.flush()
         self._extend_drafter([seq for seq in seqs if behind[seq] and self._k(seq)])
         drafts = {s: self.plan.drafts[s] for s in free if s in self.plan.drafts and not (behind[s] and self._behind(s))}
-        self.plan = replace(self.plan, drafts=drafts, steps=self.plan.steps if drafts else 0)
+        self.plan = replace(self.plan, drafts=drafts) if drafts else Plan()
         for seq in self.scheduler.running:
             self.rows.set_k(seq.row, self._k(seq))
 
@@ -372,7 +376,7 @@ class Engine:
         if self.rows.device.type != "cpu":
             # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
             drafts = sum(each) if self.draft_model else min(sum(each), self._wanted)
-            tokens = len(seqs) + len(seqs) * rounded_up(-(-drafts // len(seqs)))
+            tokens = len(seqs) * (1 + max(rounded_up(-(-drafts // len(seqs))), self.plan.bucket))
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
         return RoundShape(
             k,

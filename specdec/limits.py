@@ -18,8 +18,8 @@ _CUDA_SHARE = 0.85
 """Of the device memory that is free once the weights are there, at most."""
 GRAPHS, _GRAPH_BYTES = 32, 16 << 20
 """Captured at once, and what the nodes of one take: some 1,600 kernels of 10 KB."""
-_WORKSPACES = 3 * (32 << 20)
-"""What the library of matrix products keeps for each stream that it has met: rounds', captures' and graphs' own."""
+_WORKSPACES = 8 * (32 << 20)
+"""What the libraries of matrix products keep for each stream that they have met: rounds', captures' and graphs' own."""
 
 
 @dataclass(frozen=True, slots=True)

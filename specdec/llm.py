@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +33,11 @@ from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
 from specdec.stats import EngineStats
 from specdec.verify import VERIFIERS
+from specdec.warm_up import batches
+from specdec.warm_up import warm_up as warm_up_engine
 from specdec.worker import Worker
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Message = dict[str, str]
@@ -50,6 +55,8 @@ class LLM:
     nothing at all. Requests may set their own number, which is kept to.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
     graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
+    warm_up: capture graphs, compile, and measure what rounds take before the first request: for the numbers of rows in a
+    list, or for 1, 2, 4, ... max_rows (True). False does it when a round first has a shape, which takes that one seconds.
     seed: for requests that bring none; each then draws from it by its number. lag: see EngineConfig.
     trust_remote_code, allow_pickle: run code that comes with the model, or sits in pickled weights; see load_model.
 
@@ -73,6 +80,7 @@ class LLM:
         prompt_budget: int = 512,
         graphs: bool | str = "auto",
         compile: bool | str = "auto",
+        warm_up: bool | list[int] = False,
         lag: int | None = None,
         revision: str | None = None,
         seed: int | None = None,
@@ -101,6 +109,7 @@ class LLM:
         models = [m for m in (self.model, draft_model) if m is not None]
         work = Work(self.k, prompt_budget, graphs=captured)
         self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes, work)
+        warm_rows = batches(warm_up, self.limits.max_rows)
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device, self.vocab_size)
         target = PagedModel(self.model, pool, TARGET, compiled=compiled)
@@ -120,6 +129,8 @@ class LLM:
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
         self._lock = threading.Lock()
         self._worker = Worker(self.engine, self._fail_all)
+        if warm_rows:
+            self._warm_up(warm_rows)
 
     # -- asking
 
@@ -237,19 +248,7 @@ class LLM:
 
         Raises ValueError if their dtype or device changed: that takes a new LLM.
         """
-        done = concurrent.futures.Future[None]()
-
-        def reset() -> None:
-            try:
-                self.engine.reset_prefix_cache()
-            except Exception as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        self._worker.do(reset)
-        if not self._worker.inside:
-            done.result()
+        self._carry_out(self.engine.reset_prefix_cache)
 
     def close(self) -> None:
         """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""
@@ -268,6 +267,34 @@ class LLM:
         self.close()
 
     # -- inside
+
+    def _warm_up(self, rows: list[int]) -> None:
+        """For requests as the model's own defaults have them, and for greedy ones."""
+        config = self.model.generation_config
+        each = [params.resolve(config, 0) for params in (SamplingParams(temperature=0.0), SamplingParams())]
+        kinds = list({(params.noise, params.filters): params for params in each}.values())
+        _log.info("warming up for rounds of %s rows", ", ".join(map(str, rows)))
+        try:
+            self._carry_out(partial(warm_up_engine, self.engine, rows, kinds))
+        except BaseException:
+            self.close()
+            raise
+
+    def _carry_out(self, order: Callable[[], None]) -> None:
+        """Run `order` in the engine's thread and wait for it. Raises what it raises."""
+        done = concurrent.futures.Future[None]()
+
+        def run() -> None:
+            try:
+                order()
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._worker.do(run)
+        if not self._worker.inside:
+            done.result()
 
     def _find_drafter(self, drafter: Any, load: Callable[..., Loaded]) -> tuple[str, PreTrainedModel | None]:
         """What kind of drafter is meant, and its model if it is one."""

@@ -36,7 +36,7 @@ LAYERS = [
     ["graphs", "scheduler"],
     ["stats", "flight", "chunks < prompts"],
     ["engine"],
-    ["metrics < output < limits < worker < llm"],
+    ["metrics < output < limits < worker < warm_up < llm"],
     ["hf", "bench"],
     ["audit"],
     ["cli"],

@@ -9,7 +9,7 @@ from specdec.adjustments import AdjustmentTables, table_bytes
 from specdec.limits import Wishes, Work, choose, max_positions, share
 from specdec.model import kv_specs
 
-GRAPH_NODES, WORKSPACES = 32 * (16 << 20), 3 * (32 << 20)
+GRAPH_NODES, WORKSPACES = 32 * (16 << 20), 8 * (32 << 20)
 
 
 @pytest.mark.parametrize(("drafts", "width"), [(0, 1), (1, 2), (4, 5), (8, 9), (15, 17)])

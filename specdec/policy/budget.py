@@ -30,18 +30,36 @@ class Budget:
 def budgets(curves: Sequence[Sequence[float]], batch: int, k: int, costs: Costs) -> list[Budget]:
     """All that may be chosen for rows with these survival `curves`, of a round of `batch` rows: steps up to `k`.
 
-    For every number of steps buckets of 1, 2, 4, ... drafts per row, filled with the likeliest to survive.
+    Every bucket is filled with the likeliest to survive of the drafts that are worth it.
     """
     found = []
     for steps in ladder(k):
         drafts = sorted(
             (-s, j, row) for row, c in enumerate(curves) for j, s in enumerate(c[:steps]) if s >= LEAST_RATE
         )
-        for bucket in ladder(steps):
+        for bucket in _buckets(batch, steps, costs):
             found.append(_filled(drafts[: batch * bucket], len(curves), batch, (steps, bucket), costs))
             if batch * bucket >= len(drafts):
                 break
     return found
+
+
+def shapes(batch: int, k: int, costs: Costs) -> list[tuple[int, int]]:
+    """(draft steps, drafts per row) that `budgets` may give; wide ones first, then the narrow ones beside them.
+
+    Once both are measured the others may be out of the question.
+    """
+    return [
+        (steps, n) for steps in reversed(ladder(k)) for n in {steps: 0} | dict.fromkeys(_buckets(batch, steps, costs))
+    ]
+
+
+def _buckets(batch: int, steps: int, costs: Costs) -> list[int]:
+    """1, 2, 4, ... drafts per row; without that search where it could save nothing: all that the steps give.
+
+    A round that is bound by memory verifies as many drafts for the same time, and one row would leave its own out.
+    """
+    return [steps] if batch == 1 or costs.memory_bound(batch, steps) else ladder(steps)
 
 
 def _filled(

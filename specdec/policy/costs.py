@@ -6,6 +6,8 @@ import math
 from collections import deque
 from statistics import median_low
 
+_HARDLY = 1.05
+"""A round that takes at most so many times as long takes hardly longer."""
 _SAMPLES = 5
 """Kept per shape: enough for a median to pass over an outlier, few enough to follow a context that grows."""
 
@@ -43,6 +45,18 @@ class Costs:
             return None if _work(key) else 0.0
         nearest = min(known, key=lambda k: (_apart(k[0], key[0]), _apart(_work(k), _work(key)), k))
         return self._extra(nearest) * _work(key) / _work(nearest)
+
+    def memory_bound(self, rows: int, steps: int) -> bool:
+        """Whether rounds of so many rows hardly take longer for more drafts to verify, up to `steps` of each row.
+
+        So it is where a round of at least as many steps was measured both with a wide bucket and with a narrow one.
+        """
+        times: dict[int, list[tuple[float, float]]] = {}
+        for (r, s, drafts), seconds in self._seconds.items():
+            if r == _rounded(rows) and s >= steps:
+                times.setdefault(s, []).append((drafts, median_low(seconds)))
+        pairs = [(min(measured), max(measured)) for measured in times.values()]
+        return any(few < many >= steps and wide <= _HARDLY * narrow for (few, narrow), (many, wide) in pairs)
 
     def add_catch_up(self, tokens: int, seconds: float) -> None:
         """Note a forward of the drafter over `tokens` tokens that it had missed, in a prompt or since."""

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec.policy.budget import LEAST_RATE, UNKNOWN, Budget, budgets, ladder
+from specdec.policy.budget import LEAST_RATE, UNKNOWN, Budget, budgets, ladder, shapes
 from specdec.policy.costs import Costs
 from specdec.policy.survival import Survival, curve
 
@@ -49,13 +49,15 @@ class Candidate:
 class Plan:
     """draft steps of the round; drafts of each row (absent: none); catch_up: rows among them to be caught up first.
 
-    risk: plain rounds that are lost if no draft is right.
+    risk: plain rounds that are lost if no draft is right. bucket: drafts per row that the round has room for, 0 where
+    what the rows want decides that.
     """
 
     steps: int = 0
     drafts: dict[Any, int] = field(default_factory=dict)
     catch_up: frozenset[Hashable] = frozenset()
     risk: float = 0.0
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,10 @@ class Policy:
         """
         return self.stepped and not self.trial.open
 
+    def shapes(self, batch: int) -> list[tuple[int, int]]:
+        """(draft steps, drafts per row) that plans for rounds of `batch` rows may have; see `budget.shapes`."""
+        return shapes(batch, self.k, self.costs)
+
     def forget(self, key: Hashable) -> None:
         self._rows.pop(key, None)
 
@@ -173,7 +179,7 @@ class Policy:
         chosen, counts = now
         drafts = {row.key: counts[row.key] for row in ready if row.key in counts and self._may(row)}
         self._last = (chosen.steps, chosen.bucket)
-        return Plan(chosen.steps, drafts, late & drafts.keys(), chosen.extra)
+        return Plan(chosen.steps, drafts, late & drafts.keys(), chosen.extra, chosen.bucket)
 
     def _measures(self, batch: int) -> bool:
         """Whether this round is plain for its time: every other one until that is known, then one now and then.
@@ -219,7 +225,7 @@ class Policy:
             return Plan()
         if self.trial.proven and extra is not None:
             self.trial.suspend()
-        return Plan(1, dict.fromkeys(chosen, 1), chosen if late else frozenset(), risk)
+        return Plan(1, dict.fromkeys(chosen, 1), chosen if late else frozenset(), risk, bucket=1)
 
     def _current(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
         """The budget with the most tokens per second and the drafts of each row; None for plain decoding.

@@ -8,6 +8,7 @@ import triton
 from support import CONFIGS, Request, engine, finish, params, run, submit, tiny
 
 from specdec.kernels.reference.philox import gumbel
+from specdec.warm_up import warm_up
 
 PROMPTS = [[5], [7, 8, 9, 10], [4, 9, 4, 9, 4, 9, 4, 9, 4], [1, 2, 3] * 7, [20] * 12, list(range(1, 30))]
 
@@ -131,6 +132,19 @@ def test_a_failing_capture_runs_step_by_step():
         run(e, requests(3))
     assert e.graphs.captures == 0
     assert set(e.graphs._graphs.values()) == {None}
+
+
+@pytest.mark.parametrize(("drafter", "compiled"), [("near", True), ("lookup", False)])
+def test_nothing_is_captured_or_compiled_after_a_warm_up(drafter, compiled):
+    """k="auto", requests for as many rows as were warmed up, and fewer: all their shapes are there."""
+    e = engine(drafter=drafter, k=2, lag=1, device="cuda", graphs=True, compiled=compiled, adaptive=True)
+    warm_up(e, [1, 2], [params()])
+    graphs, captures = torch._dynamo.utils.counters["stats"]["unique_graphs"], e.graphs.captures
+    assert captures > 0
+    for rows in (1, 2):
+        run(e, [Request(p, 30 + 5 * i, params(seed=i)) for i, p in enumerate(PROMPTS[1 : 1 + rows])])
+    assert e.graphs.captures == captures
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_nothing_compiles_while_rows_run_after_warm_up(monkeypatch):

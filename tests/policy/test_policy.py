@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from specdec.policy import Candidate, Costs, Outcome, Policy, Reading, Survival, curve, ladder
+from specdec.policy.budget import budgets, shapes
 from specdec.policy.policy import UNKNOWN_CATCH_UP
 
 PLAIN = {1: 4.75, 4: 4.91, 16: 5.25, 64: 6.52, 128: 8.12}
@@ -287,6 +288,28 @@ def test_costs_are_medians_and_unknown_shapes_are_scaled_from_near_ones():
     costs.add_catch_up(10, 1.0)
     costs.add_catch_up(128, 2.0)
     assert (costs.catch_up(1), costs.catch_up(100), costs.catch_up(512)) == (1.0, 2.0, 8.0)
+
+
+def test_buckets_are_not_searched_where_a_round_is_bound_by_memory():
+    """Measured by a wide bucket beside a narrow one; rows whose drafts are not worth a place still get none."""
+    costs = Costs()
+    every = [(4, 4), (4, 1), (4, 2), (2, 2), (2, 1), (1, 1)]
+    for seconds in (1.0, 1.0):
+        costs.add(8, 0, 0, seconds)
+    assert shapes(8, 4, costs) == every and shapes(1, 4, costs) == [(4, 4), (2, 2), (1, 1)]
+    costs.add(8, 4, 32, 2.0)
+    assert shapes(8, 4, costs) == every, "one bucket says nothing"
+    costs.add(8, 4, 8, 1.6)
+    assert shapes(8, 4, costs) == every
+    bound = Costs()
+    for steps, drafts, seconds in ((0, 0, 1.0), (0, 0, 1.0), (4, 32, 2.0), (4, 8, 1.96)):
+        bound.add(8, steps, drafts, seconds)
+    assert shapes(8, 4, bound) == [(4, 4), (2, 2), (1, 1)] and shapes(16, 4, bound)[1] == (16 // 4, 1)
+    curves = [curve([0.9] * 4)] * 5 + [curve([0.01] * 4)] * 3
+    widest = {b.bucket for b in budgets(curves, 8, 4, costs) if b.steps == 4}
+    assert widest == {1, 2, 4}
+    (found,) = [b for b in budgets(curves, 8, 4, bound) if b.steps == 4]
+    assert (found.bucket, found.counts) == (4, [4] * 5 + [0] * 3)
 
 
 def test_survival_follows_what_is_accepted():
