@@ -12,13 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specdec.kernels.dependent import wait
 from specdec.kernels.philox_kernel import LOG2_E, MIN_TEMPERATURE, exact_log, gumbel_of_words, noise_words, weight_of
 
 GROUP: tl.constexpr = tl.constexpr(128)
 AT_ONCE: tl.constexpr = tl.constexpr(1024)  # logits that `gather` looks at, a multiple of GROUP
 WAYS: tl.constexpr = tl.constexpr(8)
 LIMITS: tl.constexpr = tl.constexpr(5)  # columns that `select_kernel` writes for a row
-PEAKS: tl.constexpr = tl.constexpr(16)  # groups of a program of `peak_kernel`
+PEAKS: tl.constexpr = tl.constexpr(32)  # groups of a program of `peak_kernel`
 MASS_UNIT: tl.constexpr = tl.constexpr(2.0**34)  # the highest logit's mass, as integers count it
 MASS_ERROR: tl.constexpr = tl.constexpr(
     2e-5
@@ -72,14 +73,16 @@ def estimated_weight(distance):
 
 
 @triton.jit
-def estimated_mass_from(source, size, least, inverse, z_top, BLOCK: tl.constexpr):
-    """About what `mass_from` gives; fp64."""
-    total = tl.zeros([BLOCK], tl.float32)
+def estimated_masses_from(source, size, least, higher, inverse, z_top, BLOCK: tl.constexpr):
+    """About what `mass_from` gives for `least` and for `higher`; fp64."""
+    total, part = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for first in tl.range(0, size, BLOCK, loop_unroll_factor=4):
         i = first + tl.arange(0, BLOCK)
         x = tl.load(source + i, mask=i < size, other=-INFINITY).to(tl.float32)
-        total += tl.where(x >= least, estimated_weight(x * inverse - z_top), 0.0)
-    return tl.sum(total, 0).to(tl.float64) * MASS_UNIT
+        weight = estimated_weight(x * inverse - z_top)
+        total += tl.where(x >= least, weight, 0.0)
+        part += tl.where(x >= higher, weight, 0.0)
+    return tl.sum(total, 0).to(tl.float64) * MASS_UNIT, tl.sum(part, 0).to(tl.float64) * MASS_UNIT
 
 
 @triton.jit
@@ -144,24 +147,26 @@ def nucleus_floor(source, size, target, floor, top, inverse, SHIFT: tl.constexpr
 
 @triton.jit(do_not_specialize=["num_rows"])
 def peak_kernel(
-    logits, peaks, masses, rows, temperature, top_k, top_p, stride, vocab_size, num_rows, groups, parts,
+    logits, peaks, masses, rows, temperature, top_k, top_p, stride, vocab_size, num_rows, groups,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (row of logits, PEAKS groups of 128 columns): each group's maximum, +inf if it holds NaN, and for
-    rows with top-p and no top-k the mass of all, where the highest of them has 1.
+    rows with top-p and no top-k its mass, where the highest of the program's has 1.
     """
+    wait(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
+    row = row_of(rows, t, num_rows)
+    temp, k, p = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
     group = tl.program_id(1) * PEAKS + tl.arange(0, PEAKS)
     ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(logits + t * stride + ids, mask=ids < vocab_size, other=-INFINITY).to(tl.float32)
     peak = tl.max(tl.where(x != x, INFINITY, x), 1)
     tl.store(peaks + t * groups + group, peak, mask=group < groups)
-    row = row_of(rows, t, num_rows)
-    temp, k = tl.load(temperature + row), tl.load(top_k + row)
-    if (temp > 0) & (tl.load(top_p + row) < 1) & ((k <= 0) | (k >= vocab_size)):
+    if (temp > 0) & (p < 1) & ((k <= 0) | (k >= vocab_size)):
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
-        weight = estimated_weight(x * inverse - tl.max(peak, 0) * inverse)
-        mass = tl.sum(tl.sum(tl.where(x > -INFINITY, weight, 0.0), 1), 0)
-        tl.store(masses + t * parts + tl.program_id(1), mass)
+        top = tl.max(peak, 0)
+        weight = estimated_weight(x * inverse - tl.where(top > -INFINITY, top, 0.0) * inverse)
+        tl.store(masses + t * groups + group, tl.sum(weight, 1), mask=group < groups)
 
 
 @triton.jit
@@ -178,13 +183,15 @@ def _peak_range(peaks, groups, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _estimated_mass(peaks, masses, groups, parts, inverse, z_top, PARTS: tl.constexpr):
-    """A row's mass of what `peak_kernel` left, fp64."""
+def mass_of_groups(peaks, masses, groups, least, inverse, z_top, PARTS: tl.constexpr):
+    """A row's mass of the groups whose peaks are >= least, of what `peak_kernel` left: no less than that of the logits
+    that are; fp64.
+    """
     part = tl.arange(0, PARTS)
     group = part[:, None] * PEAKS + tl.arange(0, PEAKS)[None, :]
-    top = tl.max(tl.load(peaks + group, mask=group < groups, other=-INFINITY), 1)
-    mass = tl.load(masses + part, mask=part < parts, other=0.0)
-    return tl.sum(mass * estimated_weight(top * inverse - z_top), 0).to(tl.float64) * MASS_UNIT
+    peak = tl.load(peaks + group, mask=group < groups, other=-INFINITY)
+    mass = tl.load(masses + group, mask=(group < groups) & (peak >= least), other=0.0)
+    return tl.sum(tl.sum(mass, 1) * estimated_weight(tl.max(peak, 1) * inverse - z_top), 0).to(tl.float64) * MASS_UNIT
 
 
 @triton.jit
@@ -250,8 +257,9 @@ def race_near(near, near_ids, count, least, least_z, inverse, seed, position, BL
 @triton.jit(do_not_specialize=["num_rows"])
 def select_kernel(
     logits, peaks, masses, positions, rows, temperature, top_k, top_p, min_p, seed, hits, near, near_ids, limits, out,
-    stride, vocab_size, num_rows, groups, parts,
+    stride, vocab_size, num_rows, groups,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, CAPACITY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per row: its token, if no more than CAPACITY logits may be drawn; else, in `limits`, which may.
 
@@ -259,6 +267,7 @@ def select_kernel(
     that top-p keeps has less than above it (+inf: no top-p), and how far off that may be. +inf as the least logit: the
     token is in `out`.
     """
+    wait(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
     row = row_of(rows, t, num_rows)
     row_peaks = peaks + t * groups
@@ -280,15 +289,19 @@ def select_kernel(
             if k <= groups:
                 least = kth_highest(row_peaks, groups, k, lowest, top, SHIFT, BLOCK)
         elif by_p:
-            mass = _estimated_mass(row_peaks, masses + t * parts, groups, parts, inverse, z_top, PARTS)
+            mass = mass_of_groups(row_peaks, masses + t * groups, groups, -INFINITY, inverse, z_top, PARTS)
             target = mass * p.to(tl.float64)
             slack = target * MASS_ERROR + vocab_size
-            least = nucleus_floor(row_peaks, groups, target + slack, lowest, top, inverse, SHIFT, BLOCK)
-            least = tl.where(least > lowest, least, -INFINITY)  # all peaks together may hold less than the nucleus
-        count = gather(
-            whole, row_peaks, hits + t * groups, row_near, row_ids, least, floor_z, inverse, vocab_size, groups,
-            BLOCK, CAPACITY,
-        )  # fmt: skip
+            if mass_from(row_peaks, 0, groups, lowest, inverse, z_top, BLOCK).to(tl.float64) >= target + slack:
+                least = nucleus_floor(row_peaks, groups, target + slack, lowest, top, inverse, SHIFT, BLOCK)
+        count = tl.zeros([], tl.int32) + vocab_size
+        if (
+            (count <= CAPACITY) | (least > -INFINITY) | (floor_z > -INFINITY)
+        ):  # else there is nothing to tell them apart
+            count = gather(
+                whole, row_peaks, hits + t * groups, row_near, row_ids, least, floor_z, inverse, vocab_size, groups,
+                BLOCK, CAPACITY,
+            )  # fmt: skip
         if count <= CAPACITY:
             if by_k:
                 least = kth_highest(row_near, count, k, least, top, SHIFT, BLOCK)

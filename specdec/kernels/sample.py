@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.backend import on_device, use_triton
 from specdec.kernels.check import FLOATS, INTS, check
+from specdec.kernels.dependent import dependent
 from specdec.kernels.filter_kernel import GROUP, LIMITS, PEAKS, peak_kernel, select_kernel
 from specdec.kernels.reference import sample as reference
 from specdec.kernels.reference.sample import Sampling
@@ -80,37 +81,53 @@ def _race(
     tiles = -(-vocab_size // TILE)
     best = torch.empty(count, tiles, dtype=torch.float32, device=logits.device)
     with on_device(logits):
-        peaks, limits = _filter(logits, positions, sampling, rows, out) if filters else (None, None)
+        peaks, masses, limits = _filter(logits, positions, sampling, rows, out) if filters else (None,) * 3
         inputs = (positions, rows, sampling.temperature, sampling.seed, best)
         sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], tiles)
         span = min(max(count * tiles // PROGRAMS, 1), 8)
         race_kernel[(count, -(-tiles // span))](
-            logits, peaks, limits, *inputs, *sizes, span, NOISE=noise, QUADS=TILE // 4, num_warps=4
+            logits,
+            peaks,
+            limits,
+            *inputs,
+            *sizes,
+            span,
+            NOISE=noise,
+            QUADS=TILE // 4,
+            num_warps=4,
+            **dependent(logits),
         )
         winner_kernel[(count,)](
-            logits, limits, *inputs, out, sampling.top_p, *sizes, NOISE=noise, QUADS=TILE // 4,
-            BLOCK=triton.next_power_of_2(tiles), SCAN=4096, num_warps=8, enable_fp_fusion=False,
+            logits, peaks, masses, limits, *inputs, out, sampling.top_p, *sizes, NOISE=noise, QUADS=TILE // 4,
+            BLOCK=triton.next_power_of_2(tiles), PARTS=triton.next_power_of_2(_parts(vocab_size)), SCAN=4096,
+            num_warps=8, enable_fp_fusion=False, **dependent(logits),
         )  # fmt: skip
     return out
 
 
 def _filter(
     logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor | None, out: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Maxima of 128 columns each [T, V / 128], and the limits of `select_kernel`, which writes some rows of `out`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Maxima and masses of 128 columns each [T, V / 128], and `select_kernel`'s limits, which writes some rows of `out`."""
     count, vocab_size = logits.shape
-    groups = -(-vocab_size // GROUP.value)
-    parts = -(-groups // PEAKS.value)
+    groups, parts = -(-vocab_size // GROUP.value), _parts(vocab_size)
     empty = partial(torch.empty, device=logits.device)
     peaks, hits = empty(count, groups, dtype=torch.float32), empty(count, groups, dtype=torch.int32)
     near, near_ids = empty(count, CAPACITY, dtype=torch.float32), empty(count, CAPACITY, dtype=torch.int32)
-    masses = empty(count, parts, dtype=torch.float32)
+    masses = empty(count, groups, dtype=torch.float32)
     limits = empty(count, LIMITS.value, dtype=torch.float64)
-    sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], groups, parts)
-    peak_kernel[(count, parts)](logits, peaks, masses, rows, *sampling[:3], *sizes, num_warps=4, enable_fp_fusion=False)
+    sizes = (logits.stride(0), vocab_size, sampling.seed.shape[0], groups)
+    peak_kernel[(count, parts)](
+        logits, peaks, masses, rows, *sampling[:3], *sizes, num_warps=4, enable_fp_fusion=False, **dependent(logits)
+    )
     select_kernel[(count,)](
         logits, peaks, masses, positions, rows, *sampling, hits, near, near_ids, limits, out, *sizes,
         SHIFT=ZERO_BITS[logits.dtype], BLOCK=256, WIDE=512, PARTS=triton.next_power_of_2(parts),
-        CAPACITY=CAPACITY, num_warps=8, enable_fp_fusion=False,
+        CAPACITY=CAPACITY, num_warps=8, enable_fp_fusion=False, **dependent(logits),
     )  # fmt: skip
-    return peaks, limits
+    return peaks, masses, limits
+
+
+def _parts(vocab_size: int) -> int:
+    """Programs of `peak_kernel` for a row."""
+    return -(-vocab_size // (GROUP.value * PEAKS.value))

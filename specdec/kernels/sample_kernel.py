@@ -9,7 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec.kernels.filter_kernel import GROUP, LIMITS, MASS_ERROR, estimated_mass_from, mass_from, next_above, row_of
+from specdec.kernels.dependent import wait
+from specdec.kernels.filter_kernel import (
+    GROUP,
+    LIMITS,
+    MASS_ERROR,
+    estimated_masses_from,
+    mass_from,
+    mass_of_groups,
+    next_above,
+    row_of,
+)
 from specdec.kernels.philox_kernel import (
     LN2,
     LOG2_E,
@@ -59,40 +69,50 @@ def best_estimate(x, temp, seed, position, tile, QUADS: tl.constexpr):
     return tl.where(temp > 0, top * LN2 - LN_LN2, top)
 
 
+@triton.jit
+def race_tile(logits, t, tile, stride, vocab_size, temp, seed, position, QUADS: tl.constexpr):
+    """The best estimate of a tile."""
+    _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
+    return best_estimate(x, temp, seed, position, tile, QUADS)
+
+
 @triton.jit(do_not_specialize=["num_rows", "span"])
 def race_kernel(
     logits, peaks, limits, positions, rows, temperature, seed, best,
     stride, vocab_size, num_rows, tiles, span,
-    NOISE: tl.constexpr, QUADS: tl.constexpr,
+    NOISE: tl.constexpr, QUADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per (row of logits, `span` tiles): the best score of each tile, at most a trifle too high.
 
     limits [T, LIMITS]: what `select_kernel` left of the row; a tile whose peaks, maxima of 128 columns, lie below is not read.
     """
+    wait(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
+    temp, key, position = 0.0, tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    if NOISE:
+        row = row_of(rows, t, num_rows)
+        temp, key, position = tl.load(temperature + row), tl.load(seed + row), tl.load(positions + t).to(tl.int64)
     least, least_z = float("-inf"), float("-inf")
     if limits is not None:
         least = tl.load(limits + t * LIMITS).to(tl.float32)
         least_z = tl.load(limits + t * LIMITS + 1).to(tl.float32)
     if least < float("inf"):  # else the token is drawn already
-        temp, key, position = 0.0, tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
-        if NOISE:
-            row = row_of(rows, t, num_rows)
-            temp, key, position = tl.load(temperature + row), tl.load(seed + row), tl.load(positions + t).to(tl.int64)
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
         first = tl.program_id(1) * span
         for tile in range(first, tl.minimum(first + span, tiles)):
-            peak = float("inf")
-            if limits is not None:
+            if limits is None:
+                result = race_tile(logits, t, tile, stride, vocab_size, temp, key, position, QUADS)
+            elif (least == float("-inf")) & (least_z == float("-inf")):
+                result = race_tile(logits, t, tile, stride, vocab_size, temp, key, position, QUADS)
+            else:
                 group = tile * (QUADS // 32) + tl.arange(0, QUADS // 32)
                 groups = tl.cdiv(vocab_size, GROUP)
                 peak = tl.max(tl.load(peaks + t * groups + group, mask=group < groups, other=float("-inf")), 0)
-            result = float("-inf")
-            if (peak >= least) & (peak * inverse >= least_z):
-                _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
-                if limits is not None:
+                result = tl.full([], float("-inf"), tl.float32)
+                if (peak >= least) & (peak * inverse >= least_z):
+                    _, x = load_tile(logits, t, tile, stride, vocab_size, QUADS)
                     x = tl.where((x < least) | (x * inverse < least_z), float("-inf"), x)
-                result = best_estimate(x, temp, key, position, tile, QUADS)
+                    result = best_estimate(x, temp, key, position, tile, QUADS)
             tl.store(best + t * tiles + tile, result)
 
 
@@ -120,7 +140,7 @@ def row_winner(
 ):  # fmt: skip
     """(token, its logit) of the best exact score, looking into tiles best estimate first; token -1 for NaN or nothing."""
     i = tl.arange(0, BLOCK)
-    score, token, logit = float("-inf"), tl.full([], -1, tl.int32), float("-inf")
+    score, token, logit = float("-inf"), tl.full([], -1, tl.int32), tl.full([], float("-inf"), tl.float32)
     top = tl.max(estimates, 0)
     going = top > float("-inf")
     while going:
@@ -146,17 +166,26 @@ def _mass(logits, t, stride, vocab_size, least, inverse, top, BLOCK: tl.constexp
     return mass_from(logits + t * stride, 0, vocab_size, least, inverse, top * inverse, BLOCK).to(tl.float64)
 
 
+@triton.jit
+def _most(mass, vocab_size):
+    """The most that an estimated mass may be exactly."""
+    return mass * (1 + MASS_ERROR) + vocab_size
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def winner_kernel(
-    logits, limits, positions, rows, temperature, seed, best, out, top_p,
+    logits, peaks, masses, limits, positions, rows, temperature, seed, best, out, top_p,
     stride, vocab_size, num_rows, tiles,
-    NOISE: tl.constexpr, QUADS: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
+    NOISE: tl.constexpr, QUADS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, SCAN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program per row that `select_kernel` left undecided: the token drawn; -1 for NaN or nothing above -inf.
 
     Where top-p's bound was not searched for, a winner that has the mass `target` above it is refused. Top-p keeps what
-    is above some logit, so it refuses everything up to the winner's, and the race goes on above that.
+    is above some logit, so it refuses everything up to the winner's, and the race goes on above that. That a winner
+    passes is mostly plain from the masses of the groups that hold anything above it; else a pass over the row tells.
     """
+    wait(DEPENDENT)
     t = tl.program_id(0).to(tl.int64)
     row = row_of(rows, t, num_rows)
     i = tl.arange(0, BLOCK)
@@ -176,6 +205,9 @@ def winner_kernel(
         top = tl.load(limits + t * LIMITS + 2).to(tl.float32)
         target, slack = tl.load(limits + t * LIMITS + 3), tl.load(limits + t * LIMITS + 4)
         inverse = tl.div_rn(1.0, tl.maximum(temp, MIN_TEMPERATURE))
+        z_top, groups = top * inverse, tl.cdiv(vocab_size, GROUP)
+        weighed = slack > 0  # `peak_kernel` weighed this row's groups
+        passing = tl.full([], float("inf"), tl.float32)  # logits from here on are known to pass
         going = least < float("inf")
         while going:
             estimates = tl.load(best + t * tiles + i, mask=i < tiles, other=float("-inf"))
@@ -183,15 +215,21 @@ def winner_kernel(
                 logits, t, stride, vocab_size, estimates, least, least_z, temp, key, position, QUADS, BLOCK
             )
             tl.store(out + t, token.to(tl.int64))
-            going = False
-            if target < float("inf"):
-                least = next_above(logit)
-                if least <= top:
-                    above = estimated_mass_from(logits + t * stride, vocab_size, least, inverse, top * inverse, SCAN)
-                    if tl.abs(above - target) <= above * MASS_ERROR + vocab_size + slack:  # too close
-                        if slack > 0:
-                            p = tl.load(top_p + row).to(tl.float64)
-                            target = p * _mass(logits, t, stride, vocab_size, float("-inf"), inverse, top, SCAN)
-                            slack = slack * 0
-                        above = _mass(logits, t, stride, vocab_size, least, inverse, top, SCAN)
-                    going = above >= target
+            going = (target < float("inf")) & (logit < tl.minimum(passing, top))
+            least = next_above(logit)
+            if going & weighed:
+                above = mass_of_groups(peaks + t * groups, masses + t * groups, groups, least, inverse, z_top, PARTS)
+                going = _most(above, vocab_size) + slack >= target
+            if going:
+                higher = least + 2 * temp  # few of the next winners will be below
+                above, rest = estimated_masses_from(
+                    logits + t * stride, vocab_size, least, higher, inverse, z_top, SCAN
+                )
+                passing = tl.where(_most(rest, vocab_size) + slack < target, higher, passing)
+                if tl.abs(above - target) <= above * MASS_ERROR + vocab_size + slack:  # too close
+                    if slack > 0:
+                        p = tl.load(top_p + row).to(tl.float64)
+                        target = p * _mass(logits, t, stride, vocab_size, float("-inf"), inverse, top, SCAN)
+                        slack = slack * 0
+                    above = _mass(logits, t, stride, vocab_size, least, inverse, top, SCAN)
+                going = above >= target

@@ -264,7 +264,9 @@ def test_kernel_where_no_estimate_is_trusted(columns, monkeypatch):
 @triton.jit
 def both_masses(x, size, least, inverse, z_top, out, BLOCK: tl.constexpr):
     tl.store(out, filter_kernel.mass_from(x, 0, size, least, inverse, z_top, BLOCK).to(tl.float64))
-    tl.store(out + 1, filter_kernel.estimated_mass_from(x, size, least, inverse, z_top, BLOCK))
+    estimated, of_top = filter_kernel.estimated_masses_from(x, size, least, z_top / inverse, inverse, z_top, BLOCK)
+    tl.store(out + 1, estimated)
+    tl.store(out + 2, of_top)
 
 
 @pytest.mark.interpreter
