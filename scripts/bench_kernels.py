@@ -1,6 +1,6 @@
 """The kernels on a GPU: checked against fp64 first, then timed; a kernel whose check fails is not timed.
 
-    python scripts/bench_kernels.py [--only grid,variants,prefill,store,sample] [--peers] [--sweep] [--json FILE]
+    python scripts/bench_kernels.py [--only grid,variants,prefill,store,sample] [--points TEXT] [--peers] [--sweep]
 
 Prints tables, then one JSON line. Times are of CUDA-graph replays: `replay`, one call a graph, back to back, caches warm, as
 the recorded figures of the peers (data/peers_kernels.json) were taken; `chain`, ten calls in a graph, as a model runs them;
@@ -44,7 +44,7 @@ def main() -> None:
         report["sweep"] = kernel_sweep.run(report["copy_gb_s"] * 1e9, arguments.sweep, arguments.most)
     else:
         for name in arguments.only:
-            report[name] = sections.SECTIONS[name](report, arguments.peers)
+            report[name] = sections.SECTIONS[name](report, sections.Wanted(arguments.peers, arguments.points))
     if arguments.json:
         arguments.json.write_text(json.dumps(report))
     report.pop("sweep", None)  # thousands of numbers: for the file
@@ -57,6 +57,9 @@ def parse() -> argparse.Namespace:
         "--only", type=lambda text: text.split(","), default=list(sections.SECTIONS), help=",".join(sections.SECTIONS)
     )
     parser.add_argument("--peers", action="store_true", help="time the peers that can be imported, too")
+    parser.add_argument(
+        "--points", default="", help='of grid and variants only those with this in their name: "8 x 8192"'
+    )
     parser.add_argument(
         "--sweep", nargs="?", const="decode", choices=kernel_sweep.KINDS, help="try launch configurations"
     )

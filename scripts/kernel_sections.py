@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from kernel_peers import contiguous, peers
@@ -22,6 +22,13 @@ LIMIT = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 1e-5}
 """||error|| / ||output|| that the rounding of weights and outputs explains."""
 
 Row = dict[str, Any]
+
+
+class Wanted(NamedTuple):
+    """What to time: the peers too, and of the grid and the variants only points whose name holds `points`."""
+
+    peers: bool = False
+    points: str = ""
 
 
 def recorded(batch: int, length: int, q_len: int) -> dict[str, float]:
@@ -57,7 +64,7 @@ def timed(batch: Batch, bandwidth: float) -> Row:
     return {name: value * 1e6 for name, value in row.items()} | dict(floor=batch.point.bytes / bandwidth * 1e6)
 
 
-def grid(report: Row, with_peers: bool) -> list[Row]:
+def grid(report: Row, wanted: Wanted) -> list[Row]:
     """Every recorded point: batch x context x query tokens, bf16, 32 / 8 heads of 128, blocks of 16."""
     bandwidth, pool, rows = report["copy_gb_s"] * 1e9, Pool(), []
     room = max(batch * length for batch, length in GRID)
@@ -65,6 +72,9 @@ def grid(report: Row, with_peers: bool) -> list[Row]:
         "batch x context, queries", "floor", "replay", "chain", "cold", "plan", "%copy", "FA3 rec", "/FA3", "chain/FA3"
     )
     for (batch, length), q_len in ((point, q) for point in GRID for q in QUERIES):
+        name = f"{batch} x {length}, {q_len}"
+        if wanted.points not in name:
+            continue
         made = make_batch(uniform(batch, length, q_len), pool, room)
         if not checked(made):
             continue
@@ -74,8 +84,8 @@ def grid(report: Row, with_peers: bool) -> list[Row]:
         row |= dict(share=row["floor"] / row["chain"], fa3=fa3, ratio=row["replay"] * scale / fa3)
         row["chain_ratio"] = row["chain"] * scale / fa3
         times = (row[name] for name in ("floor", "replay", "chain", "cold", "plan"))
-        show(f"{batch} x {length}, {q_len}", *times, 100 * row["share"], fa3, row["ratio"], row["chain_ratio"])
-        if with_peers:
+        show(name, *times, 100 * row["share"], fa3, row["ratio"], row["chain_ratio"])
+        if wanted.peers:
             row["peers"] = _peers(made)
         rows.append(row)
     if rows:
@@ -100,17 +110,20 @@ def _peers(batch: Batch) -> Row:
     return found
 
 
-def variants(report: Row, with_peers: bool) -> list[Row]:
+def variants(report: Row, wanted: Wanted) -> list[Row]:
     """Block sizes, head groups, head dims, skewed lengths, blocks in order, fp8, and the invariant mode, beside the usual."""
     bandwidth, pool, rows = report["copy_gb_s"] * 1e9, Pool(), []
     show("variant", "floor", "replay", "chain", "cold", "plan", "%copy", "x usual")
     for shape, changes in variant_points():
         usual = 0.0
-        for name, point in changes.items():
+        for i, (change, point) in enumerate(changes.items()):
+            name = f"{shape} {change}"
+            if wanted.points not in name and (i or not any(wanted.points in f"{shape} {c}" for c in changes)):
+                continue  # the usual stays where another of its shape does
             made = make_batch(point, pool)
             if not checked(made):
                 continue
-            row = dict(name=f"{shape} {name}") | timed(made, bandwidth)
+            row = dict(name=name) | timed(made, bandwidth)
             row["share"] = row["floor"] / row["chain"]
             usual = usual or row["share"]
             row["relative"] = usual / row["share"]  # of the time per byte
@@ -143,7 +156,7 @@ def variant_points() -> list[tuple[str, dict[str, Point]]]:
 PREFILL = [(q, past) for q in (512, 2048, 8192) for past in (0, 8192, 65536)]
 
 
-def prefill(report: Row, with_peers: bool) -> list[Row]:
+def prefill(report: Row, wanted: Wanted) -> list[Row]:
     """Chunks of a prompt over cached tokens: TFLOP/s, and their share of the measured matmul rate."""
     pool, rows, rate = Pool(), [], report["matmul_tflop_s"]
     show("chunk over cached", "us", "TFLOP/s", "%matmul", "plan", "sdpa us")
@@ -158,7 +171,7 @@ def prefill(report: Row, with_peers: bool) -> list[Row]:
         row = dict(q_len=q_len, past=past, us=once * 1e6, tflop_s=flop / once / 1e12, plan=plan * 1e6)
         row |= dict(share=row["tflop_s"] / rate, sdpa=_sdpa_prefill(made))
         show(f"{q_len} over {past}", row["us"], row["tflop_s"], 100 * row["share"], row["plan"], row["sdpa"])
-        if with_peers:
+        if wanted.peers:
             row["peers"] = _peers(made)
         rows.append(row)
     return rows
@@ -173,7 +186,7 @@ def _sdpa_prefill(batch: Batch) -> float:
     return 1e6 * seconds(lambda: attend(q, k, v, attn_mask=bias))
 
 
-def store(report: Row, with_peers: bool) -> list[Row]:
+def store(report: Row, wanted: Wanted) -> list[Row]:
     """store_kv of prompts and of a step's tokens, over layers and into fp8; move_kv."""
     bandwidth, rows = report["copy_gb_s"] * 1e9, []
     show("store", "floor", "us", "%copy")
@@ -224,7 +237,7 @@ def sample_parameters(rows: int, **changes: float) -> Sampling:
     return Sampling(**columns, seed=torch.arange(rows, device="cuda"))
 
 
-def sample_section(report: Row, with_peers: bool) -> list[Row]:
+def sample_section(report: Row, wanted: Wanted) -> list[Row]:
     """Drawing from [64 x 5, 128k] bf16 logits; accepting and looking up for 128 rows."""
     bandwidth, rows, count, vocab = report["copy_gb_s"] * 1e9, [], 320, 128256
     logits = (3 * torch.randn(count, vocab, device="cuda")).bfloat16()
