@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import specdec.bench
-from specdec.bench.settings import Settings, depths, numbers, reals
+from specdec.bench.settings import Settings, depths, names, numbers, reals
 
 # typer brings click or carries its own copy of it, by version; the error has the same name in both.
 UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
@@ -81,18 +82,18 @@ def bench(
     ] = None,
 ) -> None:
     """Measure speculative decoding against plain decoding: speed, latency, acceptance, losslessness."""
-    if input_len and context:
+    if input_len is not None and context is not None:
         raise UsageError("--input-len and --context say the same; give one of them")
     if against not in (None, "transformers"):
         raise UsageError(f"against: expected transformers, got {against}")
     _check_output(json, report)
-    lengths = input_len or context
-    everything = "plain,lookup,draft" if drafter else "plain,lookup"
+    lengths = context if input_len is None else input_len
+    everything = "plain,lookup" if drafter is None else "plain,lookup,draft"
     settings = _usage(
         lambda: Settings(
-            target=target, drafter=drafter, methods=tuple(m.strip() for m in (methods or everything).split(",")),
+            target=target, drafter=drafter, methods=names(everything if methods is None else methods),
             batch=numbers("batch", batch), k=depths(k), verifier=verifier, temperatures=reals("temperature", temperature),
-            prompts=prompts, input_lens=numbers("input-len", lengths) if lengths else (),
+            prompts=prompts, input_lens=() if lengths is None else numbers("input-len", lengths),
             output_len=output_len, limit=limit, runs=runs, acceptance_length=synthetic_acceptance,
             random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
             latency_target_ms=latency_target, prompt_budget=prompt_budget,
@@ -172,8 +173,17 @@ def _check_output(json: Path | None, report: Path | None) -> None:
         raise UsageError("report: it needs matplotlib: pip install 'specdec[bench]'")
     if json is not None and not json.parent.is_dir():
         raise UsageError(f"json: expected a file in a folder that is there, got {json}")
+    if json is not None and (json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK)):
+        raise UsageError(f"json: expected a file that can be written, got {json}")
     if report is not None and report.exists() and not report.is_dir():
         raise UsageError(f"report: expected a folder, got the file {report}")
+    if report is not None:
+        try:
+            report.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"report: expected a folder that can be written, got {report}: {error.strerror}"
+            ) from error
 
 
 def _console() -> Console:

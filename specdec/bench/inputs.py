@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -41,7 +42,7 @@ class Inputs:
 
 def load_inputs(settings: Settings) -> Inputs:
     """Read the prompts, then load the models. Raises ValueError, one line, for what can't be read or doesn't fit."""
-    asked = [] if settings.input_lens else read_prompts(settings.prompts or SHIPPED)
+    asked = [] if settings.input_lens else _read(settings.prompts or SHIPPED)
     _check_drafter(settings)
     target, tokenizer = _load_target(settings)
     drafter, drafter_error = None, None
@@ -52,9 +53,24 @@ def load_inputs(settings: Settings) -> Inputs:
             if not out_of_memory(error):
                 raise
             drafter_error = reason(error)
+    _check_output(settings.output_len, target)
     workloads = _random(settings, target) if settings.input_lens else _real(settings, asked, target, tokenizer)
     warnings = list(_warnings(settings, workloads, len(asked)))
     return Inputs(target, tokenizer, drafter, drafter_error, workloads, _arriving(settings, target), warnings)
+
+
+def _read(file: Path) -> list[Prompt]:
+    try:
+        return read_prompts(file)
+    except OSError as error:
+        raise ValueError(f"prompts: {file}: {error.strerror}") from error
+
+
+def _check_output(length: int, target: PreTrainedModel) -> None:
+    """That it leaves a position for a prompt."""
+    positions = max_positions(target)
+    if positions and length >= positions:
+        raise ValueError(f"output-len: expected at most {positions - 1}, the model's positions less one, got {length}")
 
 
 def _warnings(settings: Settings, workloads: list[Workload], asked: int) -> Iterator[str]:

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.sampling import MOST_DRAFTS
+
 METHODS = ("plain", "lookup", "draft")
 VERIFIERS = ("coupled", "rejection", "block")
+MOST_ROWS, MOST_PROMPTS = 4096, 1 << 17
+"""Requests at once, prompts and tokens of one that arrives: more is taken for a slip, which would run for days."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -62,14 +66,15 @@ class Settings:
         for name, value, known in (("dtype", self.dtype, DTYPES), ("verifier", self.verifier, VERIFIERS)):
             if value not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-        _at_least("batch", self.batch, 1)
-        _at_least("input-len", self.input_lens, 1)
-        _at_least("k", [k for k in self.k if k != "auto"], 1)
-        _at_least("output-len", [self.output_len], 2)  # one token has no latency between tokens
-        _at_least("runs", [self.runs], 1)
-        _at_least("temperature", self.temperatures, 0)
+        _within("batch", self.batch, 1, MOST_ROWS)
+        _within("input-len", self.input_lens, 1)
+        _within("k", [k for k in self.k if k != "auto"], 1, MOST_DRAFTS)
+        _within("output-len", [self.output_len], 2)  # one token has no latency between tokens
+        _within("runs", [self.runs], 1)
+        _within("temperature", self.temperatures, 0)
+        _within("prompt-budget", [self.prompt_budget], 1)
         for name, count in (("limit", self.limit), ("mixed", self.mixed_len)):
-            _at_least(name, [] if count is None else [count], 1)
+            _within(name, [] if count is None else [count], 1, MOST_PROMPTS)
         if not 0 < self.latency_target_ms < float("inf"):
             raise ValueError(f"latency-target: expected milliseconds above 0, got {self.latency_target_ms:g}")
         self._check_combinations()
@@ -114,6 +119,11 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def names(text: str) -> tuple[str, ...]:
+    """ "plain,lookup" as words, each once."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
 def depths(text: str) -> tuple[int | str, ...]:
     """ "1,2,auto" as numbers of drafts. Raises ValueError naming the option."""
     parts = [part.strip() for part in text.split(",")]
@@ -130,7 +140,10 @@ def reals(name: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"{name}: expected numbers such as 0,1, got {text!r}") from None
 
 
-def _at_least(name: str, values: Any, low: int) -> None:
+def _within(name: str, values: Any, low: int, high: float = float("inf")) -> None:
+    """Finite numbers from `low` to `high`."""
     for value in values:
         if not low <= value < float("inf"):
             raise ValueError(f"{name}: expected at least {low}, got {value}")
+        if value > high:
+            raise ValueError(f"{name}: expected at most {high}, got {value}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdec import verify
-from specdec.bench.settings import VERIFIERS, Settings, depths, numbers, reals
+from specdec.bench.settings import VERIFIERS, Settings, depths, names, numbers, reals
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,12 @@ from specdec.bench.settings import VERIFIERS, Settings, depths, numbers, reals
         (dict(verifier="greedy"), "verifier: expected one of coupled, rejection, block, got 'greedy'"),
         (dict(verifier="block", acceptance_length=2.0), "verifier: --synthetic-acceptance overrules it"),
         (dict(dtype="int8"), "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
+        (dict(batch=(10**11,)), "batch: expected at most 4096, got 100000000000"),
         (dict(k=(0,)), "k: expected at least 1"),
+        (dict(k=(2000,)), "k: expected at most 1024, got 2000"),
+        (dict(prompt_budget=0), "prompt-budget: expected at least 1, got 0"),
+        (dict(limit=10**9), "limit: expected at most 131072"),
+        (dict(methods=("",)), "methods: expected some of plain, lookup, draft, got ''"),
         (dict(output_len=1), "output-len: expected at least 2"),
         (dict(runs=0), "runs: expected at least 1"),
         (dict(limit=0), "limit: expected at least 1"),
@@ -42,7 +47,8 @@ def test_bad_settings(changes: dict, message: str) -> None:
         Settings("model", **changes)
 
 
-def test_numbers_depths_and_reals() -> None:
+def test_numbers_depths_reals_and_names() -> None:
+    assert names("plain, lookup,plain") == ("plain", "lookup") and names("") == ("",)
     assert numbers("batch", "1, 4,16,4") == (1, 4, 16) and numbers("context", "1k,8K") == (1024, 8192)
     assert depths("auto,2, 8") == ("auto", 2, 8) and reals("temperature", "0,0.7") == (0.0, 0.7)
     for call, message in [
