@@ -10,9 +10,10 @@ from specdec.bench.document import Document, Result
 from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import Acceptance
 from specdec.bench.table import (
+    DRAFTS,
+    LATENCY,
     MIXED_COLUMNS,
-    NOTES,
-    POSITIONS,
+    SPEED,
     best_k,
     break_even,
     interval,
@@ -56,6 +57,7 @@ figcaption { font-size: .85rem; padding: .25rem .5rem; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--c1); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--page); }
+.note { font-size: .85rem; max-width: 46rem; }
 .good { color: var(--good); }
 .bad { color: var(--bad); }
 code { overflow-wrap: anywhere; }
@@ -67,7 +69,6 @@ dd { margin: 0 0 .4rem; }
 def page(document: Document, charts: Sequence[Chart]) -> str:
     """The HTML. Its policy forbids whatever it would have to load."""
     title = _title(document)
-    notes = [*NOTES, f"{POSITIONS[:1].upper()}{POSITIONS[1:]}."]
     sections = [
         f"<h1>{escape(title)}</h1>",
         _label(document),
@@ -79,7 +80,6 @@ def page(document: Document, charts: Sequence[Chart]) -> str:
         _tokens(document),
         _break_even(document),
         _setting(document),
-        "<h2>How to read it</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -151,17 +151,19 @@ def _figure(chart: Chart) -> str:
 
 def _results(document: Document) -> str:
     """Three tables, so that each fits a screen."""
-    good = f"tok/s of requests within {document.latency_target_ms:g} ms"
+    good = f"tok/s within {document.latency_target_ms:g} ms"
     speed = ["decode tok/s", "× plain", "whole tok/s", "× plain", "first token ms", "tokens"]
     latency = ["ms per token", "ms per step", good, "round ms", "% of floor", "peak MB"]
     drafts = ["acceptance length", "accepted by position, %", "of all rounds, %", "wasted"]
     drafted = [r for r in document.results if r.acceptance and r.acceptance.drafted]
     parts = [
-        ("Speed", speed, [(r, _speed(r)) for r in document.results]),
-        ("Latency (50/90/99 %) and memory", latency, [(r, _latency(r)) for r in document.results]),
-        ("Drafts", drafts, [(r, _drafts(r, r.acceptance)) for r in drafted if r.acceptance]),
+        ("Speed", SPEED, speed, [(r, _speed(r)) for r in document.results]),
+        ("Latency (50/90/99 %) and memory", LATENCY, latency, [(r, _latency(r)) for r in document.results]),
+        ("Drafts", DRAFTS, drafts, [(r, _drafts(r, r.acceptance)) for r in drafted if r.acceptance]),
     ]
-    return "".join(f"<h2>{title}</h2>" + _placed(document, names, rows) for title, names, rows in parts if rows)
+    return "".join(
+        f"<h2>{title}</h2>{_placed(document, names, rows)}{_note(note)}" for title, note, names, rows in parts if rows
+    )
 
 
 def _placed(document: Document, names: Sequence[str], rows: Sequence[tuple[Result, list[str]]]) -> str:
@@ -212,9 +214,12 @@ def _break_even(document: Document) -> str:
 
 
 def _sheet(sheet: Sheet) -> str:
-    caption = escape(sheet.caption or "")
-    table = _table([*sheet.keys, *sheet.columns], sheet.rows)
-    return f"<h2>{sheet.title}</h2><p>{caption[:1].upper() + caption[1:]}.</p>{table}"
+    return f"<h2>{sheet.title}</h2>{_table([*sheet.keys, *sheet.columns], sheet.rows)}{_note(sheet.caption or '')}"
+
+
+def _note(text: str) -> str:
+    """Below a table, how to read it."""
+    return f'<p class="note">{escape(text[:1].upper() + text[1:])}.</p>'
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -29,7 +29,7 @@ class Sheet:
         for columns in self._parts(console.width):
             console.print(self._table(columns, console.width))
         if self.caption:
-            console.print(f"[dim]{self.caption}[/]")
+            console.print(f"[dim]{self.caption}[/]\n")
 
     def _parts(self, width: int) -> Iterator[list[int]]:
         """Columns by number, as many to a table as fit."""

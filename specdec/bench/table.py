@@ -13,19 +13,24 @@ from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import FEW, Acceptance, Distribution, Interval, Spread
 
 MIXED_COLUMNS = ("first token ms", "ms per token", "ms per step", "beside a prompt", "chunk, tokens")
-NOTES = (
-    "× plain: median over runs, 95 % interval over prompts (of one batch: lowest and highest run); decode: steps "
-    "without prompt work.",
-    "Acceptance length: tokens per round and row, the bonus token included; plain decoding has 1.",
-    "Milliseconds per token: the tokens of a round share its time; per step: between rounds, however many tokens came.",
+SPEED = (
+    "× plain: median over runs, 95 % interval over prompts (of one batch: lowest and highest run); decode: steps without "
+    "prompt work"
 )
-
-
+LATENCY = (
+    "per token: the tokens of a round share its time; per step: between rounds, however many tokens came; within "
+    "so many ms: tokens of requests whose mean time per token, after the first round, is that short"
+)
+ROUNDS = (
+    "of a pass of its own, scaled to the measured round; other: packing, bookkeeping; host: scheduler, detokenizer (GPU: "
+    "what it waits for them); % of floor: what reading weights and KV once takes at the copy bandwidth, of the round; 100 is best"
+)
 BREAK_EVEN = (
     "from the length needed on (tokens per round and row) a method beats plain decoding: it is its round's time over plain's. "
     "drafts needed: the share that must be accepted; per-token acceptance: each draft's, where all rounds draft k"
 )
-POSITIONS = (
+DRAFTS = (
+    "acceptance length: tokens per round and row, the bonus token included, plain decoding has 1; wasted: of the drafts; "
     f"by position: of the rounds that accepted all drafts before it; positions that fewer than {FEW} rounds reached are "
     "left out"
 )
@@ -40,8 +45,6 @@ def print_results(document: Document, console: Console) -> None:
         for sheet in (_speed, by_task, _latency, _drafts, _rounds, _mixed):
             if found := sheet(document):
                 found.show(console)
-        for note in NOTES:
-            console.print(f"[dim]{note}[/]")
         _losslessness(document, console)
     if document.break_even:
         break_even(document).show(console)
@@ -61,6 +64,7 @@ def _speed(document: Document) -> Sheet:
     for r in document.results:
         cells = [spread(r.decode_tok_s), interval(r.decode_speedup), spread(r.whole_tok_s), interval(r.whole_speedup)]
         sheet.rows.append([*where(document, r), *cells, number(r.ttft_ms.p50)])
+    sheet.caption = SPEED
     return sheet
 
 
@@ -80,17 +84,18 @@ def by_task(document: Document) -> Sheet | None:
 
 
 def _latency(document: Document) -> Sheet:
-    good = f"tok/s of requests within {document.latency_target_ms:g} ms"
+    good = f"tok/s within {document.latency_target_ms:g} ms"
     sheet = _sheet("Latency, 50 / 90 / 99 %", document, "ms per token", "ms per step", good)
     for r in document.results:
         cells = [percentiles(r.itl_token_ms), percentiles(r.itl_step_ms), number(r.goodput_tok_s)]
         sheet.rows.append([*where(document, r), *cells])
+    sheet.caption = LATENCY
     return sheet
 
 
 def _drafts(document: Document) -> Sheet:
     sheet = _sheet("Drafts", document, "acceptance length", "accepted by position, %", "wasted", "tokens")
-    sheet.caption = POSITIONS
+    sheet.caption = DRAFTS
     for r in document.results:
         if r.acceptance and r.acceptance.drafted:
             cells = [f"{r.acceptance.length:.2f}", shares(r.acceptance, r.acceptance.conditional)]
@@ -106,6 +111,7 @@ def _rounds(document: Document) -> Sheet:
         whole = f"{r.round_ms.median:.2f}" if r.round_ms else ""
         share = f"{r.floor.percent:.0f}" if r.floor else ""
         sheet.rows.append([*where(document, r), whole, *split, share, f"{r.peak_bytes / 1e6:,.0f}"])
+    sheet.caption = ROUNDS
     return sheet
 
 

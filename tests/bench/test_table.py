@@ -25,7 +25,7 @@ def test_tables_say_everything_once() -> None:
         "model <x>, drafter small & fast, float32 on A device",
         "1.50 (1.35-1.65)",
         "8.0/10.0/30.0",
-        "requests within",
+        "tok/s within 50 ms",
         "tokens draft k=4, batch 1, temperature 0: 1 of 2 requests differ from plain",
         "skipped lookup at batch 8, prompts that ship: out of memory: <all> of it",
         "note mind the <gap>",
