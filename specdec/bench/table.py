@@ -23,7 +23,7 @@ LATENCY = (
 )
 ROUNDS = (
     "of a pass of its own, scaled to the measured round; other: packing, bookkeeping; host: scheduler, detokenizer (GPU: "
-    "what it waits for them); % of floor: what reading weights and KV once takes at the copy bandwidth, of the round; 100 is best"
+    "what it waits for them); % of floor: reading weights and KV once at the copy bandwidth, of the round; 100 is best"
 )
 BREAK_EVEN = (
     "from the length needed on (tokens per round and row) a method beats plain decoding: it is its round's time over plain's. "
