@@ -113,10 +113,10 @@ def main() -> None:
     llm = LLM(
         build(args.target), drafter=drafter, k="auto", max_model_len=1024, max_rows=128, prompt_budget=8192,
         compile=not args.no_compile, graphs=not args.no_graphs,
-        warm_up=sorted(map(int, args.batch.split(","))) if args.warm_up else False,
     )  # fmt: skip
     if args.drafter in SHAPES:
         llm.engine.round.verifier = ForcedLength(llm.vocab_size, args.length)
+    llm.warm_up([int(batch) for batch in args.batch.split(",")] if args.warm_up else False)
     llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0.0, k=0))
     how = "without compiled layers" if args.no_compile else "with compiled layers"
     how += ", warmed up" if args.warm_up else ""

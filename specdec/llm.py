@@ -34,7 +34,7 @@ from specdec.sequence import RequestStats, Sequence
 from specdec.stats import EngineStats
 from specdec.verify import VERIFIERS
 from specdec.warm_up import batches
-from specdec.warm_up import warm_up as warm_up_engine
+from specdec.warm_up import warm_up as run_shapes
 from specdec.worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -129,8 +129,11 @@ class LLM:
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
         self._lock = threading.Lock()
         self._worker = Worker(self.engine, self._fail_all)
-        if warm_rows:
-            self._warm_up(warm_rows)
+        try:
+            self.warm_up(warm_rows)
+        except BaseException:
+            self.close()
+            raise
 
     # -- asking
 
@@ -250,6 +253,20 @@ class LLM:
         """
         self._carry_out(self.engine.reset_prefix_cache)
 
+    def warm_up(self, rows: bool | list[int] = True) -> None:
+        """What LLM(warm_up=rows) does, to be called before the first request, or where none is running.
+
+        For requests as the model's own defaults have them, and for greedy ones. Raises RuntimeError if a round fails, or
+        while requests are running.
+        """
+        numbers, config = batches(rows, self.limits.max_rows), self.model.generation_config
+        if not numbers:
+            return
+        each = [params.resolve(config, 0) for params in (SamplingParams(temperature=0.0), SamplingParams())]
+        kinds = list({(params.noise, params.filters): params for params in each}.values())
+        _log.info("warming up for rounds of %s rows", ", ".join(map(str, numbers)))
+        self._carry_out(partial(run_shapes, self.engine, numbers, kinds))
+
     def close(self) -> None:
         """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""
         if self._worker.closed:
@@ -267,18 +284,6 @@ class LLM:
         self.close()
 
     # -- inside
-
-    def _warm_up(self, rows: list[int]) -> None:
-        """For requests as the model's own defaults have them, and for greedy ones."""
-        config = self.model.generation_config
-        each = [params.resolve(config, 0) for params in (SamplingParams(temperature=0.0), SamplingParams())]
-        kinds = list({(params.noise, params.filters): params for params in each}.values())
-        _log.info("warming up for rounds of %s rows", ", ".join(map(str, rows)))
-        try:
-            self._carry_out(partial(warm_up_engine, self.engine, rows, kinds))
-        except BaseException:
-            self.close()
-            raise
 
     def _carry_out(self, order: Callable[[], None]) -> None:
         """Run `order` in the engine's thread and wait for it. Raises what it raises."""

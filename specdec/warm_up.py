@@ -38,11 +38,13 @@ def batches(wish: bool | list[int], max_rows: int) -> list[int]:
 def warm_up(engine: Engine, rows: list[int], kinds: list[SamplingParams]) -> None:
     """Run every shape that rounds of so many rows may have.
 
-    kinds: parameters of requests, of which shapes depend on whether they draw with noise and with filters. `engine` has
-    nothing to do. It keeps graphs, compiled layers and the costs that its policy has measured; cached prefixes and counters
-    are dropped, and so is what was learnt of drafts, since those of random text say nothing.
-    Raises RuntimeError if a round failed.
+    kinds: parameters of requests, of which shapes depend on whether they draw with noise and with filters. The engine
+    keeps graphs, compiled layers and the costs that its policy has measured; cached prefixes and counters are dropped, and
+    so is what was learnt of drafts, since those of random text say nothing.
+    Raises RuntimeError if a round failed, or if `engine` has something to do.
     """
+    if not engine.idle:
+        raise RuntimeError("warm_up: requests are running; warm up before the first one")
     for n in rows:
         for kind in kinds:
             for steps, bucket in _shapes(engine, n):
@@ -111,6 +113,6 @@ def _check(seqs: list[Sequence]) -> None:
 def _capture_buckets(engine: Engine, n: int, kind: SamplingParams) -> None:
     """Of a drafter that paces itself, which finds nothing in random text: by padding alone."""
     if engine.graphs and isinstance(engine.drafter, LookupDrafter):
-        for bucket in ladder(engine.config.k):
+        for bucket in (0, *ladder(engine.config.k)):
             shape = RoundShape(engine.config.k, n * (1 + bucket), kind.noise, kind.filters)
             engine.graphs.run([-1] * n, shape)

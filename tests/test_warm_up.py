@@ -1,7 +1,7 @@
 """Warming up leaves graphs and measured times behind, and nothing else."""
 
 import pytest
-from support import VOCAB, Request, engine, params, run, tiny
+from support import VOCAB, Request, engine, params, run, submit, tiny
 
 from specdec import LLM
 from specdec.policy import Survival
@@ -34,6 +34,13 @@ def test_a_round_that_fails_is_told():
     e.round.run = lambda index, shape: 1 / 0
     with pytest.raises(RuntimeError, match="warm_up: a round of 2 rows failed: ZeroDivisionError"):
         warm_up(e, [2], [params()])
+
+
+def test_it_waits_for_no_requests():
+    e = engine(drafter="none", k=0)
+    submit(e, [Request([1, 2, 3], 4)])
+    with pytest.raises(RuntimeError, match="warm_up: requests are running"):
+        warm_up(e, [1], [params()])
 
 
 def test_numbers_of_rows():
