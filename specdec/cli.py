@@ -20,7 +20,7 @@ import typer
 import specdec
 from specdec.audit.command import audit
 from specdec.bench.command import UsageError, bench, compare
-from specdec.bench.settings import DTYPES
+from specdec.bench.settings import DTYPES, KV_DTYPES
 from specdec.prompt_file import Message, read_prompts
 
 if TYPE_CHECKING:
@@ -138,6 +138,10 @@ def generate(
     ] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to run: auto, cpu, cuda or cuda:1.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (the model's dtype) or fp8.")] = "auto",
+    kv_scales: Annotated[
+        Path | None, typer.Option(help="For fp8, a file of KVScales.save. Default: calibrated.", show_default=False)
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and output at most, in tokens.")] = None,
     max_rows: Annotated[int | None, typer.Option(help="Sequences that run at once at most.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")] = None,
@@ -150,6 +154,8 @@ def generate(
     depth = _number_of_drafts(k)
     if dtype not in DTYPES:
         raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if kv_dtype not in KV_DTYPES:
+        raise UsageError(f"kv-dtype: expected one of {', '.join(KV_DTYPES)}, got {kv_dtype!r}")
     params = _usage(
         specdec.SamplingParams,
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, n=n,
@@ -166,7 +172,8 @@ def generate(
         raise UsageError("--stream shows one sample per prompt as text; drop it, or --json and --n")
     with specdec.LLM(
         model, drafter=None if drafter == "none" else drafter, verifier=verifier, k=depth, dtype=dtype, device=device,
-        max_model_len=max_model_len, max_rows=max_rows, revision=revision, trust_remote_code=trust_remote_code,
+        kv_dtype=kv_dtype, kv_scales=kv_scales, max_model_len=max_model_len, max_rows=max_rows, revision=revision,
+        trust_remote_code=trust_remote_code,
     ) as llm:  # fmt: skip
         if n > 1 and not params.resolve(llm.model.generation_config).noise:
             _say(
@@ -348,7 +355,8 @@ def _plain_logprobs(logprobs: Any) -> list[dict[str, Any] | None] | None:
 
 
 def _hardware(llm: Any) -> dict[str, str]:
-    return {"dtype": str(llm.model.dtype).removeprefix("torch."), "device": str(llm.model.device)}
+    dtype = str(llm.model.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "kv_dtype": "fp8" if llm.kv_scales else dtype, "device": str(llm.model.device)}
 
 
 def _figures(totals: dict[str, Any]) -> str:

@@ -21,11 +21,12 @@ from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig
 from specdec.grammar import Grammars
-from specdec.kvpool import KVPool
+from specdec.kernels.check import FP8
+from specdec.kvpool import KVPool, KVSpec
 from specdec.limits import Wishes, Work, choose
 from specdec.loading import Loaded, load_model
 from specdec.metrics import exposition
-from specdec.model import PagedModel, device_of, kv_specs
+from specdec.model import KVScales, PagedModel, device_of, kv_specs, scales_for
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
 from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
@@ -54,6 +55,9 @@ class LLM:
     k: drafts per row and round; "auto" drafts as much as pays, by what rounds take and how far drafts survive, at times
     nothing at all. Requests may set their own number, which is kept to.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.
+    kv_dtype: "auto" keeps KV in the model's dtype, "fp8" in a byte a number, for twice the tokens of bf16: docs/fp8.md.
+    kv_scales: for fp8, KVScales, a file that they were saved to, or texts to calibrate them on; None calibrates on random
+    tokens. drafter_kv_dtype: the same choice for a draft model.
     graphs, compile: rounds as CUDA graphs, decoder layers through torch.compile; "auto" is on a GPU only.
     warm_up: capture graphs, compile, and measure what rounds take before the first request: for the numbers of rows in a
     list, or for 1, 2, 4, ... max_rows (True). False does it when a round first has a shape, which takes that one seconds.
@@ -76,6 +80,9 @@ class LLM:
         max_model_len: int | None = None,
         max_rows: int | None = None,
         kv_memory: int | None = None,
+        kv_dtype: str | torch.dtype = "auto",
+        kv_scales: Any = None,
+        drafter_kv_dtype: str | torch.dtype = "auto",
         block_size: int = 16,
         prompt_budget: int = 512,
         graphs: bool | str = "auto",
@@ -106,16 +113,24 @@ class LLM:
         self.vocab_size = self.model.config.get_text_config().vocab_size
         captured = _on_gpu("graphs", graphs, device)
         compiled = _on_gpu("compile", compile, device)
-        models = [m for m in (self.model, draft_model) if m is not None]
+        specs = kv_specs(self.model, kv_dtype)
+        self.kv_scales = _kv_scales(self.model, specs, kv_scales, self.tokenizer)
+        models, draft_specs, draft_scales = [self.model], [], None
+        if draft_model is not None:
+            draft_specs = kv_specs(draft_model, drafter_kv_dtype, "drafter_kv_dtype")
+            draft_scales = _kv_scales(draft_model, draft_specs)
+            models.append(draft_model)
+        elif drafter_kv_dtype != "auto":
+            raise ValueError(f"drafter_kv_dtype: expected a draft model beside it, got {drafter!r:.60}")
         work = Work(self.k, prompt_budget, graphs=captured)
-        self.limits = choose(models, [spec for m in models for spec in kv_specs(m)], wishes, work)
+        self.limits = choose(models, [*specs, *draft_specs], wishes, work)
         warm_rows = batches(warm_up, self.limits.max_rows)
         pool = KVPool(self.limits.num_blocks, block_size, poison=DEBUG)
         rows = Rows(self.limits.max_rows, self.limits.max_model_len, block_size, device, self.vocab_size)
-        target = PagedModel(self.model, pool, TARGET, compiled=compiled)
+        target = PagedModel(self.model, pool, TARGET, compiled=compiled, scales=self.kv_scales)
         try:
             if draft_model is not None:
-                paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled)
+                paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled, scales=draft_scales)
                 drafter = ModelDrafter(paged, vocab_size=self.vocab_size, keep_q=verifier != "coupled")
             elif kind == "lookup":
                 drafter = LookupDrafter()
@@ -473,6 +488,15 @@ def _check_k(k: int | str, kind: str) -> int:
         raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {k!r}')
     check_int("k", k, 0, MOST_DRAFTS)
     return k
+
+
+def _kv_scales(model: PreTrainedModel, specs: list[KVSpec], wish: Any = None, tokenizer: Any = None) -> KVScales | None:
+    """Scales of a model whose KV is as `specs` say, None if that is not fp8."""
+    if specs[0].dtype == FP8:
+        return scales_for(model, wish, tokenizer)
+    if wish is not None:
+        raise ValueError(f'kv_scales: expected kv_dtype="fp8" beside them, got KV in {specs[0].dtype}')
+    return None
 
 
 def _lag(lag: int | None, device: torch.device) -> int:

@@ -14,7 +14,7 @@ from specdec.draft import DraftRows, LookupDrafter, ModelDrafter
 from specdec.engine import Engine, EngineConfig
 from specdec.kernels import Sampling, sample
 from specdec.kvpool import KVPool
-from specdec.model import PagedModel
+from specdec.model import KVScales, PagedModel, scales_for
 from specdec.rows import Rows
 from specdec.sampling import SamplingParams
 from specdec.sequence import Sequence
@@ -117,6 +117,33 @@ def plain(
     return seq.token_ids
 
 
+class RoundedCache(transformers.DynamicCache):
+    """transformers' own cache, whose keys and values go through fp8 of these scales."""
+
+    def __init__(self, config: transformers.PreTrainedConfig, scales: KVScales):
+        super().__init__(config=config)
+        self.scales = scales
+
+    def update(self, k: Tensor, v: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        each = ((k, self.scales.k[layer_idx]), (v, self.scales.v[layer_idx]))
+        return super().update(
+            *(_through_fp8(x, scale.to(x)[:, None, None]) for x, scale in each), layer_idx, *args, **kwargs
+        )
+
+
+def _through_fp8(x: Tensor, scale: Tensor) -> Tensor:
+    return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype) * scale
+
+
+@functools.lru_cache(None)
+def plain_fp8(name: str, prompt: tuple[int, ...], new: int) -> list[int]:
+    """Prompt and `new` greedy tokens by transformers' own decoding over fp8 KV."""
+    model, ids = tiny(name), torch.tensor([prompt])
+    cache = RoundedCache(model.config, scales_for(copy.deepcopy(model)))
+    given = {"attention_mask": torch.ones_like(ids), "past_key_values": cache}
+    return model.generate(ids, **given, max_new_tokens=new, do_sample=False)[0].tolist()
+
+
 class Oracle:
     """Drafts from known outputs, shifted by `wrong` token ids: always right at 0, always wrong otherwise."""
 
@@ -185,10 +212,13 @@ def engine(
     compiled=False,
     verifier="coupled",
     adaptive=False,
+    fp8=False,
 ) -> Engine:
-    """An engine over a NaN-poisoned pool."""
+    """An engine over a NaN-poisoned pool; fp8: the target's KV is kept in fp8."""
     pool = KVPool(blocks, block_size, poison=True)
-    target = PagedModel(copy.deepcopy(tiny(name)).to(device), pool, "target", compiled=compiled)
+    model = copy.deepcopy(tiny(name))
+    scales = scales_for(model) if fp8 else None
+    target = PagedModel(model.to(device), pool, "target", compiled=compiled, scales=scales)
     state = Rows(rows, max_len, block_size, target.device, VOCAB)
     config = EngineConfig(k=k, prompt_budget=budget, lag=lag, graphs=graphs, adaptive=adaptive)
     proposer = drafter_of(drafter, name, pool, device, keep_q=verifier != "coupled")

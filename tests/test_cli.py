@@ -74,7 +74,7 @@ def test_streamed_text_is_the_whole_text(generate) -> None:
 
 
 def test_json_is_one_document_with_everything(generate) -> None:
-    result = generate("hi", "hi hi", "--json", "--temperature", 1, "--seed", 3, "-n", 2)
+    result = generate("hi", "hi hi", "--json", "--temperature", 1, "--seed", 3, "-n", 2, "--kv-dtype", "fp8")
     assert result.status == 0 and result.err == ""
     document = json.loads(result.out)
     outputs = document["outputs"]
@@ -82,6 +82,7 @@ def test_json_is_one_document_with_everything(generate) -> None:
     assert all(len(o["token_ids"]) == o["stats"]["num_tokens"] <= 7 for o in outputs)
     assert document["totals"]["tokens"] == sum(len(o["token_ids"]) for o in outputs)
     assert (document["drafter"], document["dtype"], document["device"]) == ("lookup", "float32", "cpu")
+    assert document["kv_dtype"] == "fp8"
     assert outputs[0]["seed"] == 3 and outputs[0]["error"] is None
 
 
@@ -166,6 +167,7 @@ def test_stop_string_is_left_out(generate) -> None:
             ["generate", "m", "hi", "--dtype", "int8"],
             "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'",
         ),
+        (["generate", "m", "hi", "--kv-dtype", "int8"], "kv-dtype: expected one of auto, fp8, got 'int8'"),
         (["generate", "m", "hi", "--stop", ""], "stop: expected non-empty strings"),
         (["generate", "m", "hi", "-n", "2", "--stream"], "--stream shows one sample"),
         (["generate", "m", "--prompts", "/no/such/file"], "/no/such/file"),

@@ -299,7 +299,13 @@ def _open(settings: Settings, inputs: Inputs) -> LLM:
         prompt_budget=settings.prompt_budget,
         graphs=settings.graphs,
         compile=settings.compile,
+        kv_dtype=settings.kv_dtype,
     )
+
+
+def _dtype(llm: LLM) -> str:
+    dtype = str(llm.model.dtype).removeprefix("torch.")
+    return dtype if llm.kv_scales is None else f"{dtype}, fp8 KV"
 
 
 def _empty_document(bench: Benchmark, command: list[str]) -> Document:
@@ -311,7 +317,7 @@ def _empty_document(bench: Benchmark, command: list[str]) -> Document:
         target=settings.target,
         drafter=settings.drafter,
         settings=json.loads(json.dumps(asdict(settings), default=str)),
-        environment=environment(bench.stand.device, bench.inputs.target.dtype, graphs, compiled, bench.bandwidth),
+        environment=environment(bench.stand.device, _dtype(bench.stand.llm), graphs, compiled, bench.bandwidth),
         controlled=settings.acceptance_length,
         weights="random" if settings.random_weights else "trained",
         latency_target_ms=settings.latency_target_ms,

@@ -73,6 +73,7 @@ def bench(
     graphs: Annotated[bool | None, typer.Option(help="CUDA graphs. Default: on a GPU.")] = None,
     compile: Annotated[bool | None, typer.Option(help="Compiled layers. Default: on a GPU.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (the model's dtype) or fp8.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of random prompts and of sampling.")] = 0,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
@@ -98,7 +99,7 @@ def bench(
             random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
             latency_target_ms=latency_target, prompt_budget=prompt_budget,
             graphs="auto" if graphs is None else graphs, compile="auto" if compile is None else compile,
-            dtype=dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
+            dtype=dtype, kv_dtype=kv_dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
         )
     )  # fmt: skip
     document = _measured(settings, lambda document: _write(json if json and _is_plain(json) else None, document))

@@ -19,7 +19,9 @@ _CLOCKS = "clocks.sm,clocks.mem,clocks.max.sm,power.limit,persistence_mode,drive
 
 @dataclass(frozen=True)
 class Environment:
-    """device: its name; clocks: what nvidia-smi says of them, by its own field names; threads: of torch on the CPU."""
+    """device: its name; dtype: the weights', and the KV's if it is another; clocks: what nvidia-smi says of them, by its
+    own field names; threads: of torch on the CPU.
+    """
 
     device: str
     dtype: str
@@ -34,14 +36,12 @@ class Environment:
     copy_bandwidth_gb_s: float
 
 
-def environment(
-    device: torch.device, dtype: torch.dtype, graphs: bool, compiled: bool, bandwidth: float
-) -> Environment:
+def environment(device: torch.device, dtype: str, graphs: bool, compiled: bool, bandwidth: float) -> Environment:
     """As it is now. bandwidth: bytes per second of a copy on `device`, read and written."""
     packages = ("torch", "triton", "transformers", "accelerate", "tokenizers", "numpy")
     return Environment(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype,
         graphs=graphs,
         compiled=compiled,
         threads=torch.get_num_threads(),

@@ -13,6 +13,7 @@ VERIFIERS = ("coupled", "rejection", "block")
 MOST_ROWS, MOST_PROMPTS = 4096, 1 << 17
 """Requests at once, prompts and tokens of one that arrives: more is taken for a slip, which would run for days."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Settings:
     acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
     mixed_len: also measure mixed load, with prompts of so many random tokens arriving while a batch runs.
     against: also measure transformers' generate. latency_target_ms: per token, for goodput.
-    prompt_budget, graphs, compile, dtype, device: as LLM has them.
+    prompt_budget, graphs, compile, dtype, device, kv_dtype: as LLM has them.
     """
 
     target: str
@@ -55,6 +56,7 @@ class Settings:
     graphs: bool | str = "auto"
     compile: bool | str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
     seed: int = 0
     trust_remote_code: bool = False
@@ -63,9 +65,10 @@ class Settings:
         for method in self.methods:
             if method not in METHODS:
                 raise ValueError(f"methods: expected some of {', '.join(METHODS)}, got {method!r}")
-        for name, value, known in (("dtype", self.dtype, DTYPES), ("verifier", self.verifier, VERIFIERS)):
-            if value not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        known = {"dtype": DTYPES, "kv_dtype": KV_DTYPES, "verifier": VERIFIERS}
+        for name, values in known.items():
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"{name.replace('_', '-')}: expected one of {', '.join(values)}, got {value!r}")
         _within("batch", self.batch, 1, MOST_ROWS)
         _within("input-len", self.input_lens, 1)
         _within("k", [k for k in self.k if k != "auto"], 1, MOST_DRAFTS)

@@ -29,7 +29,10 @@ from specdec.loading import load_model
 from specdec.model import device_of, kv_specs
 from specdec.stats import EngineStats
 
-LLM_OPTIONS = ("max_model_len", "max_rows", "kv_memory", "block_size", "prompt_budget", "graphs", "compile", "lag")
+LLM_OPTIONS = (
+    "max_model_len", "max_rows", "kv_memory", "kv_dtype", "kv_scales", "block_size", "prompt_budget", "graphs", "compile",
+    "lag",
+)  # fmt: skip
 
 _DEFAULT_ASSISTANT_TOKENS = 20
 
@@ -190,7 +193,7 @@ def enable(
     _check_drafter(drafter)
     _check_k(k)
     disable(model)
-    kv_specs(model)  # raises if paging can't serve it
+    kv_specs(model, options.get("kv_dtype", "auto"))  # raises if paging can't serve it
     return Enabled(model, drafter, plain or drafter is not None, Options(k, prefix_cache, options))
 
 

@@ -163,7 +163,8 @@ class Session:
         rows, size = given.get("max_rows") or self.need.rows, given.get("block_size", 16)
         sizes = {**given, "max_model_len": length, "max_rows": rows}
         if "kv_memory" not in given:
-            specs = [spec for m in self.models for spec in kv_specs(m)]
+            wishes = (given.get("kv_dtype", "auto"), "auto")  # a draft model keeps its own
+            specs = [spec for m, wish in zip(self.models, wishes, strict=False) for spec in kv_specs(m, wish)]
             blocks = min(choose(self.models, specs, Wishes(length, rows, None, size)).num_blocks, self.need.blocks)
             sizes["kv_memory"] = blocks * KVPool.bytes_per_block_of(specs, size)
         return sizes

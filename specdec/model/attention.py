@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,11 +63,20 @@ class Recording:
     calls: list[tuple[nn.Module, KVSpec]] = field(default_factory=list)
 
 
+class CallKV(NamedTuple):
+    """KV of one attention call: k, v [num_blocks, block_size, Hkv, D]; scales [Hkv] fp32 if they are fp8, else None."""
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+
 @dataclass(slots=True)
 class LayerKV:
-    """What an attention module keeps between forwards: a K and V pair per call, its window where no keyword says it."""
+    """What an attention module keeps between forwards: the KV of each of its calls, its window where no keyword says it."""
 
-    caches: list[tuple[Tensor, Tensor]]
+    caches: list[CallKV]
     window: int | None
 
     def __deepcopy__(self, memo: dict) -> None:
@@ -164,19 +173,21 @@ def attention(
         step.calls.append((module, _spec(module, k, v, len(step.calls))))
         return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[-1]), None
     layer: LayerKV = module.specdec_kv  # type: ignore[assignment]
-    k_cache, v_cache = layer.caches[_ordinal(module, layer)]
+    kv = layer.caches[_ordinal(module, layer)]
     window = kwargs.get("sliding_window", _UNSET)
     run = torch.ops.specdec.attend if compiling else attend
     out = run(
         q,
         k,
         v,
-        k_cache,
-        v_cache,
+        kv.k,
+        kv.v,
         q.shape[-1] ** -0.5 if scaling is None else scaling,
         layer.window if window is _UNSET else window,
         kwargs.get("softcap"),
         kwargs.get("s_aux", kwargs.get("sinks")),
+        kv.k_scale,
+        kv.v_scale,
     )
     return out[None], None
 
@@ -191,6 +202,8 @@ def attend(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
 ) -> Tensor:
     """Store k, v and attend, with the current step's metadata: one opaque operation to the compiler.
 
@@ -201,7 +214,7 @@ def attend(
         raise RuntimeError(f"a model was set to {NAME!r} outside of a paged forward")
     step.calls += 1
     step = step.on(q.device)
-    store_kv(k, v, k_cache, v_cache, step.slot_mapping)
+    store_kv(k, v, k_cache, v_cache, step.slot_mapping, k_scale=k_scale, v_scale=v_scale)
     return paged_attention(  # type: ignore[return-value]
         q,
         k_cache,
@@ -214,6 +227,8 @@ def attend(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
         plan=step.plan,
     )
 

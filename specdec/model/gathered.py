@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from specdec.kernels import store_kv
 from specdec.kvpool import KVSpec
-from specdec.model.attention import Recording, paged
+from specdec.model.attention import CallKV, Recording, paged
 from specdec.model.packed import Packed
 from specdec.model.placement import device_of
 
@@ -54,7 +54,7 @@ class GatheredRoute:
         self._cache_name = names[0]
         if together and not (self._takes_positions or "attention_mask" in parameters):
             raise ValueError(f"{type(model).__name__} can't be told positions")
-        self._caches: list[tuple[Tensor, Tensor]] = []
+        self._caches: list[CallKV] = []
         self._none = torch.empty(0, 0)
 
     def record(self) -> list[KVSpec]:
@@ -68,8 +68,8 @@ class GatheredRoute:
         self._none = cast(Tensor, scores)[0, :0]
         return cache.specs
 
-    def attach(self, caches: list[tuple[Tensor, Tensor]]) -> None:
-        """Give the recorded updates their KV tensors [num_blocks, block_size, Hkv, D]."""
+    def attach(self, caches: list[CallKV]) -> None:
+        """Give the recorded updates their KV tensors."""
         self._caches = caches
 
     def detach(self) -> None:
@@ -78,7 +78,7 @@ class GatheredRoute:
     def run(self, packed: Packed, logits: bool, compiled: bool = False) -> Tensor | None:
         """[N, vocab] logits of every token, or nothing. Reads lengths back to the host."""
         out = self._none.new_zeros(len(packed.token_ids), self._none.shape[1]) if logits else None
-        block_size = self._caches[0][0].shape[1]
+        block_size = self._caches[0].k.shape[1]
         for group in groups_of(packed, block_size, self.together):
             cache = BlockCache(group, packed.slot_mapping, self._caches)
             real = group.tokens >= 0
@@ -131,10 +131,10 @@ def groups_of(packed: Packed, block_size: int, together: bool) -> Iterator[Group
 class BlockCache(Cache):
     """transformers' cache for one forward of a group: stores new KV into blocks, and hands out all of a sequence's.
 
-    slot_mapping [N]: where the packed tokens' KV goes. caches: one (k, v) per update, in their order; empty to record.
+    slot_mapping [N]: where the packed tokens' KV goes. caches: one per update, in their order; empty to record.
     """
 
-    def __init__(self, group: Group, slot_mapping: Tensor, caches: list[tuple[Tensor, Tensor]]):
+    def __init__(self, group: Group, slot_mapping: Tensor, caches: list[CallKV]):
         self.layers: list[Any] = []
         self.layer_class_to_replicate, self.offloading = None, False
         self.group, self.caches = group, caches
@@ -148,14 +148,18 @@ class BlockCache(Cache):
         if not self.caches:
             self.specs.append(KVSpec(f"{call}:{layer_idx}", k.shape[1], k.shape[3], v.shape[3], k.dtype, k.device))
             return k, v
-        k_cache, v_cache = self.caches[call]
-        store_kv(_flat(k), _flat(v), k_cache, v_cache, self.write.to(k.device))
-        return self._gather(k_cache), self._gather(v_cache)
+        kv = self.caches[call]
+        store_kv(_flat(k), _flat(v), kv.k, kv.v, self.write.to(k.device), k_scale=kv.k_scale, v_scale=kv.v_scale)
+        return self._gather(kv.k, kv.k_scale, k.dtype), self._gather(kv.v, kv.v_scale, v.dtype)
 
-    def _gather(self, cache: Tensor) -> Tensor:
-        """[B, Hkv, K, D]: zeros where there is no token, for a weight of 0 makes no NaN harmless."""
+    def _gather(self, cache: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """[B, Hkv, K, D] of `dtype`: zeros where there is no token, for a weight of 0 makes no NaN harmless."""
         slots = self.group.slots.to(cache.device)
-        found = cache.flatten(0, 1)[slots.clamp(min=0)]
+        flat = cache.flatten(0, 1)
+        bytes_ = flat.view(torch.uint8) if flat.element_size() == 1 else flat  # 1-byte floats can't be gathered
+        found = bytes_[slots.clamp(min=0)].view(flat.dtype).to(dtype)
+        if scale is not None:
+            found = found * scale[:, None].to(dtype)
         return found.where((slots >= 0)[..., None, None], 0).transpose(1, 2).contiguous()
 
     @property

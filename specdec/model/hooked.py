@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec.kernels import plan_attention
 from specdec.kvpool import KVSpec
-from specdec.model.attention import NAME, LayerKV, Recording, Step, paged, window_of
+from specdec.model.attention import NAME, CallKV, LayerKV, Recording, Step, paged, window_of
 from specdec.model.packed import Packed
 from specdec.model.placement import device_of
 
@@ -44,8 +44,8 @@ class HookedRoute:
         self._modules = [module for module, _ in recording.calls]
         return [spec for _, spec in recording.calls]
 
-    def attach(self, caches: list[tuple[Tensor, Tensor]]) -> None:
-        """Give the recorded calls their KV tensors [num_blocks, block_size, Hkv, D]."""
+    def attach(self, caches: list[CallKV]) -> None:
+        """Give the recorded calls their KV tensors."""
         layers: dict[nn.Module, LayerKV] = {}
         for module, cache in zip(self._modules, caches, strict=True):
             layers.setdefault(module, LayerKV([], window_of(module))).caches.append(cache)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.adapters import active_adapters
-from specdec.model.attention import take_turns
+from specdec.model.attention import CallKV, take_turns
 from specdec.model.fusion import Fused, LinearWatch, fuse_linears
 from specdec.model.hooked import HookedRoute
 from specdec.model.layers import CompiledLayers, decoder_layers
@@ -25,6 +25,7 @@ from specdec.model.packed import Packed
 from specdec.model.placement import device_of, is_spread
 from specdec.model.probe import Route, route_of
 from specdec.model.products import Product
+from specdec.model.scales import KVScales, stored_as
 from specdec.model.taps import Taps
 
 _in_use: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
@@ -33,20 +34,28 @@ _in_use: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 class PagedModel:
     """`model` with its KV in `pool`, under `name`. The model object stays as it was outside of `extend`.
 
-    fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py).
+    fuse: run products that share an input as one (fusion.py); compiled: compile its layers (layers.py);
+    scales: keep KV in fp8, multiplied by these; None keeps it in the model's dtype.
     Raises ValueError for a model that paging can't serve, with the reason (probe.py).
     """
 
-    def __init__(self, model: PreTrainedModel, pool: KVPool, name: str, *, fuse: bool = True, compiled: bool = False):
-        if model.base_model in _in_use:
-            raise ValueError(
-                f"model: this {type(model).__name__} object is in use by another LLM; close that one first"
-            )
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pool: KVPool,
+        name: str,
+        *,
+        fuse: bool = True,
+        compiled: bool = False,
+        scales: KVScales | None = None,
+    ):
+        refuse_in_use(model)
         self.model, self.pool, self.name = model, pool, name
         self.device = device_of(model)
         self.route = route_of(model)
         with LinearWatch(model) as watch:
             specs = record(self.route)
+        each = [(None, None)] * len(specs) if scales is None else scales.on(specs)
         fused = fuse_linears(watch.groups()) if fuse else []
         self.products: list[Fused | Product] = [*fused, *self._others(watch, fused)]
         self.slow = self._slow()
@@ -57,7 +66,8 @@ class PagedModel:
             self.layers.attach()
         weight = model.get_input_embeddings().weight
         self._kind, self._captured = (weight.dtype, weight.device), self._capturable()
-        self.route.attach(pool.add_model(name, specs))
+        kv = pool.add_model(name, stored_as(specs, "fp8" if scales else "auto"))
+        self.route.attach([CallKV(*pair, *scale) for pair, scale in zip(kv, each, strict=True)])
         _in_use.add(model.base_model)
 
     @property
@@ -147,12 +157,19 @@ class PagedModel:
         return products
 
 
-def kv_specs(model: PreTrainedModel) -> list[KVSpec]:
+def refuse_in_use(model: PreTrainedModel) -> None:
+    """Raises ValueError for a model object that has its KV in a pool already."""
+    if model.base_model in _in_use:
+        raise ValueError(f"model: this {type(model).__name__} object is in use by another LLM; close that one first")
+
+
+def kv_specs(model: PreTrainedModel, kv_dtype: str | torch.dtype = "auto", name: str = "kv_dtype") -> list[KVSpec]:
     """The KV tensors that `model` needs, one per attention call of a forward; to size a pool before making it.
 
+    kv_dtype, name: what KV is kept in, and by whose wish; see `stored_as`, which may raise ValueError.
     Raises ValueError for a model that paging can't serve, with the reason.
     """
-    return record(route_of(model))
+    return stored_as(record(route_of(model)), kv_dtype, name)
 
 
 @torch.inference_mode()

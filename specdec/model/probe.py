@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.kvpool import KVSpec
+from specdec.model.attention import CallKV
 from specdec.model.gathered import GatheredRoute
 from specdec.model.hooked import HookedRoute
 from specdec.model.packed import Packed
@@ -139,8 +140,7 @@ def _difference(model: PreTrainedModel, route: Route) -> float:
     later = [text[:b] + text[b - 1 : -1] for text, b in zip(texts, back, strict=True)]
     tables = torch.randperm(len(texts) * _WIDTH, generator=generator).view(len(texts), _WIDTH).int()
     specs = route.record()
-    caches = [(_poisoned(spec, spec.head_dim), _poisoned(spec, spec.v_head_dim)) for spec in specs]
-    route.attach(caches)
+    route.attach([CallKV(_poisoned(spec, spec.head_dim), _poisoned(spec, spec.v_head_dim)) for spec in specs])
     worst = 0.0
     try:
         for lines, begin, end in ((texts, [0] * 3, starts), (texts, starts, _LENGTHS), (later, back, _LENGTHS)):

@@ -143,8 +143,9 @@ def test_controlled_acceptance_is_forced_and_labelled(controlled: Document) -> N
     assert not any("random tokens" in warning for warning in controlled.warnings)
 
 
-def test_sampling_is_lossless_too() -> None:
-    document = run(methods=("plain", "lookup"), temperatures=(0.0, 0.8), runs=1)
+def test_sampling_is_lossless_too_and_kv_in_fp8() -> None:
+    document = run(methods=("plain", "lookup"), temperatures=(0.0, 0.8), runs=1, kv_dtype="fp8")
+    assert document.environment.dtype == "float32, fp8 KV"
     assert [(r.temperature, r.method) for r in document.results] == [
         (t, m) for t in (0, 0.8) for m in ("plain", "lookup")
     ]

@@ -126,6 +126,7 @@ def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pyte
     [
         (["bench"], "Missing argument"),
         ([*TINY, "--batch", "1,two"], "batch: expected numbers such as 1,4,16"),
+        ([*TINY, "--kv-dtype", "int8"], "kv-dtype: expected one of auto, fp8, got 'int8'"),
         ([*TINY, "--dtype", "int8"], "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         ([*TINY, "--batch", "0"], "batch: expected at least 1, got 0"),
         ([*TINY, "-k", "some"], "k: expected auto or numbers"),

@@ -52,7 +52,7 @@ def test_weights_without_values_are_refused():
 
 
 def test_a_drafter_in_another_dtype():
-    llm = LLM(copy.deepcopy(tiny()), drafter=copy.deepcopy(tiny()).to(torch.bfloat16), max_model_len=64)
+    llm = LLM(copy.deepcopy(tiny()), drafter=copy.deepcopy(tiny()).to(torch.bfloat16), k=4, max_model_len=64)
     assert llm.engine.draft_model.model.dtype == torch.bfloat16
     assert decoded(llm) == plain(tiny())
     assert llm.stats.acceptance_rate > 0.5
