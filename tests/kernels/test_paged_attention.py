@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec.kernels import launch, merge_states, paged_attention, plan_attention
 from specdec.kernels.backend import interpreted
 from specdec.kernels.config import Config
+from specdec.kernels.options import Options
 from specdec.kernels.plan_kernel import FIRST, LAST, PAIR, PAIR_SLOT, PAIR_SPLITS, Q_TILE, ROW, SLOT
 from tests.kernels.attention_cases import FAULTS, MATRIX, matrix_case, matrix_id
 from tests.kernels.attention_oracle import (
@@ -122,7 +123,7 @@ def test_a_plan_serves_layers_of_other_windows_and_shapes() -> None:
 @pytest.mark.interpreter
 @pytest.mark.parametrize("options", [{}, dict(window=21)], ids=["plain", "window"])
 def test_invariant_mode_ignores_the_batch(options: dict[str, Any]) -> None:
-    """Bitwise. That 1 to 16 new tokens give the same bits too is for tests/gpu: a CPU's products depend on the row."""
+    """tokenspeed#904: bitwise. That 1 to 16 new tokens give the same bits too is for tests/gpu: a CPU's depend on the row."""
     case = make_case([16, 3, 1], [300, 140, 33], **options)
     whole, lse = run_kernel(case, TALL, split_size=128)
     check(attention_fp64(case), whole, lse)
@@ -193,6 +194,17 @@ def test_int64_addresses() -> None:
 
 
 @pytest.mark.interpreter
+def test_queries_far_apart() -> None:
+    """sglang#20389, tokenspeed#530: a row of q, and of the output, that starts past 2^31 elements; none between is touched."""
+    case = make_case([2], [16], heads=(1, 1), dtype=torch.float16)
+    want, stride = attention_fp64(case), 2**31 + 64
+    q, out = (torch.empty(stride + 64, dtype=torch.float16).as_strided((2, 1, 64), (stride, 64, 1)) for _ in range(2))
+    case.q = q.copy_(case.q)
+    launch.attend(q, case.k_cache, case.v_cache, plan_attention(**case.lengths), Options(64**-0.5), out, None, FUSED)
+    check(want, out, None)
+
+
+@pytest.mark.interpreter
 def test_lengths_past_the_table_are_held_to_it() -> None:
     """flash-attention#2709, #2711: what stands behind a row of the table is wild, and looking at lengths takes no sync."""
     case = make_case([2, 1], [48, 20])
@@ -220,7 +232,7 @@ def test_out_and_plan_are_used() -> None:
 
 @pytest.mark.parametrize("lens", [(30, 50), (0, 40), (40, 0), (0, 0)], ids=str)
 def test_merge_of_two_halves(lens: tuple[int, int]) -> None:
-    """flashinfer#4051: two empty halves give 0 and -inf, not NaN; sglang#35045: the logarithm is natural."""
+    """flashinfer#4051: two empty halves give 0 and -inf, not NaN; sglang#35045, flashinfer#2113, #4547: the log is natural."""
     torch.manual_seed(1)
     q, k, v = torch.randn(3, 4, 64), torch.randn(sum(lens), 2, 64), torch.randn(sum(lens), 2, 64)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels import move_kv, store_kv
+from specdec.kernels import move_kv, paged_attention, store_kv
 from specdec.kernels.backend import interpreted
-from tests.kernels.attention_oracle import empty_caches
+from tests.kernels.attention_oracle import attention_fp64, empty_caches, make_case, relative_error
 
 FP8 = torch.float8_e4m3fn
 
@@ -37,7 +37,8 @@ def written(cache: Tensor) -> list[int]:
 @pytest.mark.parametrize("page, heads, dims", [(1, 3, (8, 8)), (16, 2, (64, 48)), (3, 5, (80, 80)), (7, 1, (1, 20))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_store(layout: str, page: int, heads: int, dims: tuple[int, int], dtype: torch.dtype) -> None:
-    """Strided inputs and caches; slots that are -1, past the end, or far past 2^31 write nothing (flash-attention#638)."""
+    """Strided inputs and caches; slots that are -1, past the end, or far past 2^31 write nothing (flash-attention#638,
+    vllm#15113, transformers#46765)."""
     torch.manual_seed(0)
     k_cache, v_cache = empty_caches(40 // page + 2, page, heads, dims, dtype, layout)
     size = k_cache.shape[0] * page
@@ -49,6 +50,21 @@ def test_store(layout: str, page: int, heads: int, dims: tuple[int, int], dtype:
     assert written(k_cache) == written(v_cache) == sorted(slots[kept].tolist())
     assert torch.equal(flat(k_cache)[slots[kept]], k[kept])
     assert torch.equal(flat(v_cache)[slots[kept]], v[kept])
+
+
+@pytest.mark.parametrize("page", [3, 16, 19])
+def test_what_is_stored_is_attended(page: int) -> None:
+    """vllm#47056: slots mean the same to both, whatever the block size is."""
+    case = make_case([5, 1], [20, 7], block_size=page)
+    want = attention_fp64(case)
+    slots = []
+    for row, n in zip(case.block_table, case.seq_lens.tolist(), strict=True):
+        pos = torch.arange(n)
+        slots.append(row[pos // page].long() * page + pos % page)
+    caches = [torch.full_like(cache, torch.nan) for cache in (case.k_cache, case.v_cache)]
+    slot_mapping = torch.cat(slots)
+    store_kv(flat(case.k_cache)[slot_mapping], flat(case.v_cache)[slot_mapping], *caches, slot_mapping)
+    assert relative_error(paged_attention(case.q, *caches, **case.keywords), want[0]) < 3e-6
 
 
 @pytest.mark.parametrize("slots", [[-1, -1], [5, 4], []], ids=str)

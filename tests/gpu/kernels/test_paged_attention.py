@@ -129,8 +129,8 @@ REPLAYS = [
 
 @pytest.mark.parametrize("options", [{}, dict(window=100), dict(split_size=256)], ids=str)
 def test_graph_replays_with_other_lengths(options: dict[str, Any]) -> None:
-    """vllm#48076, #20301, sglang#22800, #26019, flashinfer#187, #4002: the plan is part of the graph, and tokens that no
-    row owns come out as 0.
+    """vllm#48076, #37442, #57156, #20301, sglang#22800, #26019, #23500, flashinfer#187, #411, #4002, #4430: the plan is part of
+    the graph, without a copy to the host, and tokens that no row owns come out as 0.
     """
     options, split_size = dict(options), options.get("split_size")
     options.pop("split_size", None)
