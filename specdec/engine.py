@@ -325,7 +325,7 @@ class Engine:
         for f in self.flights:
             if seq in f.drafts:
                 warm = f.shape.draft_steps and lacks <= self.drafter.window
-                lacks = 1 + bool(f.drafts.get(seq)) if warm else lacks + 1
+                lacks = 1 + bool(f.drafts[seq]) if warm else lacks + 1
         return known - 1 if lacks > self.drafter.window else 0
 
     def _unread(self, seq: Sequence) -> bool:
