@@ -125,11 +125,14 @@ def measure_layers(bench: Benchmark, args: argparse.Namespace) -> list[Layer]:
     return found
 
 
-def show(document: Document, layers: list[Layer], console: Console) -> None:
+def show_rounds(document: Document, console: Console) -> None:
     print_results(document, console)
     for r in document.results:
         if r.split and r.split.copied:
             console.print(f"{r.arm}, batch {r.batch}: {r.split.copied.line}")
+
+
+def show_layers(layers: list[Layer], console: Console) -> None:
     columns = ("products us", "% of bandwidth", "rest us", "forward ms")
     sheet = Sheet("A layer", ("batch", "method", "tokens a row"), columns)
     for layer in layers:
@@ -161,11 +164,12 @@ def main() -> None:
         batch=tuple(map(int, args.batch.split(","))), input_lens=(args.context - args.output,), output_len=args.output,
         runs=args.runs, acceptance_length=args.length, prompt_budget=8192, device=args.device,
     )  # fmt: skip
-    bench = Benchmark(settings, sys.argv)
+    bench, console = Benchmark(settings, sys.argv), Console(width=160)
     document = bench.run()
+    show_rounds(document, console)
     layers = measure_layers(bench, args)
     bench.close()
-    show(document, layers, Console(width=160))
+    show_layers(layers, console)
     result = {
         "command": sys.argv, "environment": asdict(document.environment), "controlled": document.controlled,
         "rounds": [
