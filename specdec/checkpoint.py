@@ -18,6 +18,8 @@ from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import validate_repo_id
 
+from specdec.shown import shown
+
 HUB_TIMEOUT_S = 2.0
 
 
@@ -112,7 +114,7 @@ def _find_alias(name: str, revision: str | None) -> Checkpoint:
 
 def _find_path(name: str, path: Path, revision: str | None) -> Checkpoint:
     if revision is not None:
-        raise ValueError(f"revision: only a model of the hub has revisions, got {revision!r} for {name!r}")
+        raise ValueError(f"revision: only a model of the hub has revisions, got {shown(revision)} for {name!r}")
     if path.is_file() and path.suffix == ".gguf":
         return Checkpoint(name, gguf=path.resolve())
     if not path.is_dir():

@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec.advice import advise
 
 MAX_SOURCE_BYTES = 1 << 30
 _FORMAT = 1
@@ -150,7 +151,7 @@ def _is_intact(copy: Path, source: str) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        warnings.warn(f"the converted copy in {copy} is unreadable and will be rebuilt: {error}", stacklevel=2)
+        advise(f"the converted copy in {copy} is unreadable and will be rebuilt: {error}")
         return False
 
 

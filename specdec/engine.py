@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import traceback
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.advice import advise
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
 from specdec.flight import CatchUp, Flight, reported, send
 from specdec.graphs import RoundGraphs, rounded_up
@@ -366,7 +366,7 @@ class Engine:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
             self.drafter_error, self.drafter, self.round.drafter, self.policy = failure.error, None, None, None
             self.scheduler.has_drafter = False  # or rows would wait for KV that nobody writes
-            warnings.warn(f"the drafter failed, decoding goes on without it: {_told(failure.error)}", stacklevel=2)
+            advise(f"the drafter failed, decoding goes on without it: {_told(failure.error)}")
             return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:
@@ -509,7 +509,7 @@ class Engine:
             try:
                 listener.finished(seq)
             except Exception as failure:
-                warnings.warn(f"a listener failed at the end of its sequence: {_told(failure)}", stacklevel=2)
+                advise(f"a listener failed at the end of its sequence: {_told(failure)}")
 
     # -- invariants (design section 6)
 

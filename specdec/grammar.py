@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling import SamplingParams
+from specdec.shown import shown
 
 
 class Grammars:
@@ -49,7 +50,7 @@ class Grammars:
             problem = str(error)
         if problem:
             raise ValueError(
-                f"{name}: expected one that llguidance understands, got {text!r} (the text itself, no path); of the "
+                f"{name}: expected one that llguidance understands, got {shown(text)} (the text itself, no path); of the "
                 f"grammar that it makes of it, it says: {problem}"
             )
         return GrammarProcessor(matcher, prompt_len)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from specdec.advice import advise
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.rows import upload
 
@@ -79,9 +79,7 @@ class RoundGraphs:
         try:
             graph, result = captured(lambda: self.round.run(index, shape), self._pool)
         except Exception as error:
-            warnings.warn(
-                f"a round of {bucket} rows could not be captured, it runs step by step: {error!r}", stacklevel=2
-            )
+            advise(f"a round of {bucket} rows could not be captured, it runs step by step: {error!r}")
             return None
         self.captures += 1
         return _Captured(graph, index, result)

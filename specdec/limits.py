@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from specdec.adjustments import table_bytes
 from specdec.kvpool import KVPool, KVSpec
+from specdec.shown import shown
 
 CPU_ROWS, CUDA_ROWS = 16, 256
 _CPU_BYTES = 1 << 30
@@ -47,9 +48,9 @@ class Wishes:
             if value is None and name != "block_size":
                 continue
             if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}: expected an int, got {type(value).__name__} {value!r}")
+                raise TypeError(f"{name}: expected an int, got {type(value).__name__} {shown(value)}")
             if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+                raise ValueError(f"{name}: expected at least 1, got {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
     positions = max_positions(models[0])
     if wishes.max_model_len and positions and wishes.max_model_len > positions:
         raise ValueError(
-            f"max_model_len: expected at most {positions}, the model's positions, got {wishes.max_model_len}"
+            f"max_model_len: expected at most {positions}, the model's positions, got {shown(wishes.max_model_len)}"
         )
     length = wishes.max_model_len or positions or 4096
     device = torch.device(specs[0].device)

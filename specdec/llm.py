@@ -6,6 +6,7 @@ import concurrent.futures
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,7 @@ from specdec.rows import Rows
 from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
+from specdec.shown import shown
 from specdec.stats import EngineStats
 from specdec.verify import VERIFIERS
 from specdec.warm_up import batches
@@ -95,7 +97,7 @@ class LLM:
         allow_pickle: bool = False,
     ):
         if verifier not in VERIFIERS:
-            raise ValueError(f"verifier: expected {', '.join(VERIFIERS)}, got {verifier!r}")
+            raise ValueError(f"verifier: expected {', '.join(VERIFIERS)}, got {shown(verifier)}")
         _check_drafter(drafter)  # what needs no weights is said before they are loaded
         _check_k(k, "none")
         check_int("prompt_budget", prompt_budget, 1)
@@ -121,7 +123,7 @@ class LLM:
             draft_scales = _kv_scales(draft_model, draft_specs)
             models.append(draft_model)
         elif drafter_kv_dtype != "auto":
-            raise ValueError(f"drafter_kv_dtype: expected a draft model beside it, got {drafter!r:.60}")
+            raise ValueError(f"drafter_kv_dtype: expected a draft model beside it, got {shown(drafter)}")
         work = Work(self.k, prompt_budget, graphs=captured)
         self.limits = choose(models, [*specs, *draft_specs], wishes, work)
         warm_rows = batches(warm_up, self.limits.max_rows)
@@ -143,7 +145,9 @@ class LLM:
         self.engine = Engine(target, VERIFIERS[verifier](self.vocab_size), rows, drafter, config, salt)
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
         self._lock = threading.Lock()
-        self._worker = Worker(self.engine, self._fail_all)
+        self._worker = Worker(self.engine, _weakly(self._fail_all))
+        self._let_go = weakref.finalize(self, self._worker.close, then=partial(_give_back, self.engine))
+        self._let_go.atexit = False  # the process's end gives all back
         try:
             self.warm_up(warm_rows)
         except BaseException:
@@ -194,7 +198,7 @@ class LLM:
         if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) for m in messages):
             raise TypeError(
                 'messages: expected dicts like {"role": "user", "content": "..."}, or a list of such conversations, '
-                f"got {messages!r:.60}"
+                f"got {shown(messages)}"
             )
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError("messages: this model's tokenizer has no chat template; use generate with a prompt")
@@ -221,6 +225,7 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None, prompt_index: int) -> Handle:
         """A request that has not started yet."""
+        self._refuse_training()
         ids = self._encode(prompt)
         params = self._resolve(params or SamplingParams(), len(ids))
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
@@ -283,14 +288,15 @@ class LLM:
         self._carry_out(partial(run_shapes, self.engine, numbers, kinds))
 
     def close(self) -> None:
-        """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable."""
+        """Cancel what runs, end the thread, give the KV memory back. The transformers models stay usable.
+
+        An LLM that nobody holds any more, nor a handle of it, closes itself.
+        """
         if self._worker.closed:
             return
         self._worker.close()
         self._fail_all(RuntimeError("the LLM was closed"))
-        self.engine.target.close()
-        if self.engine.draft_model:
-            self.engine.draft_model.close()
+        self._let_go()
 
     def __enter__(self) -> LLM:
         return self
@@ -347,9 +353,9 @@ class LLM:
             raise ValueError("prompt: expected at least one token, got an empty prompt")
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int):
-                raise TypeError(f"prompt: expected token ids (int), got {type(token).__name__} {token!r}")
+                raise TypeError(f"prompt: expected token ids (int), got {type(token).__name__} {shown(token)}")
             if not 0 <= token < self.vocab_size:
-                raise ValueError(f"prompt: expected token ids in 0..{self.vocab_size - 1}, got {token}")
+                raise ValueError(f"prompt: expected token ids in 0..{self.vocab_size - 1}, got {shown(token)}")
         if len(ids) >= self.limits.max_model_len:
             raise ValueError(
                 f"prompt: expected at most {self.limits.max_model_len - 1} tokens (max_model_len less one to emit), "
@@ -426,6 +432,15 @@ class LLM:
             raise outputs[0].error
         return outputs
 
+    def _refuse_training(self) -> None:
+        """Raise RuntimeError for a model that drops out: what it decodes would be no function of the tokens."""
+        for paged in (self.engine.target, self.engine.draft_model):
+            if paged and any(module.training for module in paged.model.modules()):
+                raise RuntimeError(
+                    f"model: this {type(paged.model).__name__} is in training mode, where dropout changes what is decoded; "
+                    "call its eval() first"
+                )
+
     def _refuse_inside(self, handles: list[Handle]) -> None:
         """Raise RuntimeError in the engine's own thread (a drafter, a tokenizer): it would wait for itself."""
         if self._worker.inside:
@@ -462,6 +477,24 @@ def generate(
         return llm.generate(prompts, SamplingParams(**params))
 
 
+def _weakly(method: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """The bound method, as long as its object is there."""
+    held = weakref.WeakMethod(method)
+
+    def call(error: BaseException) -> None:
+        if (method := held()) is not None:
+            method(error)
+
+    return call
+
+
+def _give_back(engine: Engine) -> None:
+    """The models are as they were, their KV is gone."""
+    for model in (engine.target, engine.draft_model):
+        if model:
+            model.close()
+
+
 def _as_batch(prompts: Any) -> list[Prompt] | None:
     """The prompts of a list of prompts, None for a single prompt (a string, or a list of token ids)."""
     if isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], int)):
@@ -485,7 +518,7 @@ def _check_k(k: int | str, kind: str) -> int:
     if k == "auto":
         return AUTO_K.get(kind, 0)
     if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {k!r}')
+        raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {shown(k)}')
     check_int("k", k, 0, MOST_DRAFTS)
     return k
 
@@ -509,7 +542,7 @@ def _on_gpu(name: str, wish: bool | str, device: torch.device) -> bool:
     if wish == "auto":
         return device.type == "cuda"
     if not isinstance(wish, bool):
-        raise TypeError(f'{name}: expected "auto" or a bool, got {type(wish).__name__} {wish!r}')
+        raise TypeError(f'{name}: expected "auto" or a bool, got {type(wish).__name__} {shown(wish)}')
     if wish and name == "graphs" and device.type != "cuda":
         raise ValueError(f"graphs: CUDA graphs need a GPU, the model is on {device}")
     return wish

@@ -6,7 +6,6 @@ Knows transformers' loading, not paging: what comes back is an ordinary transfor
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.advice import advise
 from specdec.checkpoint import Checkpoint, find_checkpoint
 from specdec.converted import MAX_SOURCE_BYTES, cache_folder, convert, load_gguf
+from specdec.shown import shown
 
 _DTYPES = {
     "float32": torch.float32,
@@ -87,9 +88,9 @@ def pick_device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise ValueError(f'device: expected "auto", "cpu" or "cuda[:index]", got {device!r}') from None
+        raise ValueError(f'device: expected "auto", "cpu" or "cuda[:index]", got {shown(device)}') from None
     if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f'device: expected "auto", "cpu" or "cuda[:index]", got {device!r}')
+        raise ValueError(f'device: expected "auto", "cpu" or "cuda[:index]", got {shown(device)}')
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device: {device!r} is not there, CUDA devices found: {torch.cuda.device_count()}")
     return chosen
@@ -103,7 +104,7 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     chosen = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen not in _DTYPES.values():
-        raise ValueError(f'dtype: expected "auto", float32, bfloat16 or float16, got {dtype!r}')
+        raise ValueError(f'dtype: expected "auto", float32, bfloat16 or float16, got {shown(dtype)}')
     assert isinstance(chosen, torch.dtype)
     return chosen
 
@@ -112,11 +113,13 @@ def _as_it_is(model: torch.nn.Module, revision: str | None, dtype: Any, device: 
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a transformers model, got {type(model).__name__}")
     if revision is not None:
-        raise ValueError(f"revision: only a model of the hub has revisions, got {revision!r} for a loaded model")
+        raise ValueError(f"revision: only a model of the hub has revisions, got {shown(revision)} for a loaded model")
     if dtype != "auto" and pick_dtype(dtype, model.device) != model.dtype:
-        raise ValueError(f'dtype: a loaded model keeps its {model.dtype}; expected that or "auto", got {dtype!r}')
+        raise ValueError(f'dtype: a loaded model keeps its {model.dtype}; expected that or "auto", got {shown(dtype)}')
     if device != "auto" and pick_device(device).type != model.device.type:
-        raise ValueError(f'device: a loaded model stays on {model.device}; expected that or "auto", got {device!r}')
+        raise ValueError(
+            f'device: a loaded model stays on {model.device}; expected that or "auto", got {shown(device)}'
+        )
     return Loaded(model, None, type(model).__name__)
 
 
@@ -127,10 +130,9 @@ def _load_gguf(gguf: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrai
     try:
         folder = convert(gguf)
     except OSError as error:
-        warnings.warn(
+        advise(
             f"no converted copy of {gguf.name} is kept, so that it loads slowly each time: {cache_folder()} cannot be "
-            f"written ({error}); set SPECDEC_CACHE to a folder that can",
-            stacklevel=2,
+            f"written ({error}); set SPECDEC_CACHE to a folder that can"
         )
         return load_gguf(gguf, dtype)
     return _load_checkpoint(Checkpoint(gguf.name, folder=folder), dtype, {"use_safetensors": True})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
+from specdec.advice import advise
 from specdec.chunks import ChunkShape, Layout, lay_out, packed
 from specdec.graphs import captured
 from specdec.model import PagedModel
@@ -75,7 +74,7 @@ class PromptForward:
         try:
             graph, _ = captured(lambda: self._extend(inputs, shape.tokens), self._pool)
         except Exception as error:
-            warnings.warn(f"prompts of {shape.tokens} tokens could not be captured: {error!r}", stacklevel=2)
+            advise(f"prompts of {shape.tokens} tokens could not be captured: {error!r}")
             return None
         return inputs, graph
 

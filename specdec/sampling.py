@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from specdec.shown import shown
+
 _MASK64 = (1 << 64) - 1
 _INT32 = (1 << 31) - 1
 
@@ -138,11 +140,13 @@ class SamplingParams:
                 raise TypeError(f"{name}: expected a bool, got {type(getattr(self, name)).__name__}")
         for text in self.stop or ():
             if not isinstance(text, str) or not text:
-                raise ValueError(f"stop: expected non-empty strings, got {text!r}")
+                raise ValueError(f"stop: expected non-empty strings, got {shown(text)}")
         for token in self.stop_token_ids:
             check_int("stop_token_ids", token, 0, (1 << 63) - 1)
         if self.min_tokens and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens: expected at most max_tokens, {self.max_tokens}, got {self.min_tokens}")
+            raise ValueError(
+                f"min_tokens: expected at most max_tokens, {shown(self.max_tokens)}, got {shown(self.min_tokens)}"
+            )
         if self.processed_logprobs and self.logprobs is None:
             raise ValueError("processed_logprobs: expected logprobs with it, got None")
         self._check_tokens()
@@ -159,11 +163,13 @@ class SamplingParams:
             if value is None and name not in ("stop_token_ids", "logits_processors"):
                 continue
             if not isinstance(value, (list, tuple)):
-                raise TypeError(f"{name}: expected a list or a tuple, got {type(value).__name__} {value!r}")
+                raise TypeError(f"{name}: expected a list or a tuple, got {type(value).__name__} {shown(value)}")
             object.__setattr__(self, name, tuple(tuple(v) if isinstance(v, (list, tuple)) else v for v in value))
         bias = self.logit_bias
         if not isinstance(bias, (Mapping, tuple)):
-            raise TypeError(f"logit_bias: expected a dict of token ids and numbers, got {type(bias).__name__} {bias!r}")
+            raise TypeError(
+                f"logit_bias: expected a dict of token ids and numbers, got {type(bias).__name__} {shown(bias)}"
+            )
         object.__setattr__(self, "logit_bias", tuple(bias.items()) if isinstance(bias, Mapping) else bias)
 
     @property
@@ -174,7 +180,7 @@ class SamplingParams:
     def _check_tokens(self) -> None:
         for pair in self.biased_tokens:
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise TypeError(f"logit_bias: expected pairs of a token id and a number, got {pair!r}")
+                raise TypeError(f"logit_bias: expected pairs of a token id and a number, got {shown(pair)}")
             check_int("logit_bias", pair[0], 0, _INT32)
             if pair[1] != -math.inf:
                 _check_real("logit_bias", pair[1], -1e30, 1e30, optional=False)
@@ -185,10 +191,10 @@ class SamplingParams:
         for word in self.bad_words or ():
             if not isinstance(word, (str, tuple)):
                 raise TypeError(
-                    f"bad_words: expected strings or lists of token ids, got {type(word).__name__} {word!r}"
+                    f"bad_words: expected strings or lists of token ids, got {type(word).__name__} {shown(word)}"
                 )
             if not 0 < len(word) or (isinstance(word, tuple) and len(word) > BAN_LENGTH):
-                raise ValueError(f"bad_words: expected 1 to {BAN_LENGTH} token ids each, got {word!r}")
+                raise ValueError(f"bad_words: expected 1 to {BAN_LENGTH} token ids each, got {shown(word)}")
             for token in word if isinstance(word, tuple) else ():
                 check_int("bad_words", token, 0, _INT32)
 
@@ -250,7 +256,7 @@ class SamplingParams:
         for name, ids in tokens.items():
             for token in ids:
                 if token >= vocab_size:
-                    raise ValueError(f"{name}: expected token ids in 0..{vocab_size - 1}, got {token}")
+                    raise ValueError(f"{name}: expected token ids in 0..{vocab_size - 1}, got {shown(token)}")
 
     @property
     def noise(self) -> bool:
@@ -289,7 +295,7 @@ def refuse(config: Any, names: Mapping[str, tuple[Any, ...]]) -> None:
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
             raise ValueError(
-                f"generation_config.{name}: expected {' or '.join(map(str, (None, *neutral)))}, got {value!r}; "
+                f"generation_config.{name}: expected {' or '.join(map(str, (None, *neutral)))}, got {shown(value)}; "
                 "it is not supported, set it to None on the model's generation_config to decode without it"
             )
 
@@ -331,10 +337,10 @@ def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
     if value is None and name in ("top_k", "k", "seed", "lag", "min_tokens", "logprobs", "prompt_logprobs"):
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__} {shown(value)}")
     if value < low or (high is not None and value > high):
         raise ValueError(
-            f"{name}: expected {f'{low} to {high}' if high is not None else f'at least {low}'}, got {value}"
+            f"{name}: expected {f'{low} to {high}' if high is not None else f'at least {low}'}, got {shown(value)}"
         )
 
 
@@ -344,9 +350,9 @@ def _check_real(
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__} {shown(value)}")
     if not (low < value if open_low else low <= value) or not value <= high or math.isinf(value):
         bound = f"{'more than' if open_low else 'at least'} {low:g}" + (
             f" and at most {high:g}" if high < math.inf else ""
         )
-        raise ValueError(f"{name}: expected {bound}, got {value}")
+        raise ValueError(f"{name}: expected {bound}, got {shown(value)}")

@@ -23,7 +23,8 @@ def _close_all() -> None:
 class Worker:
     """Runs `engine.step()` in a thread of its own, started with the first piece of work.
 
-    on_failure: called in that thread with the exception if a step itself fails; the worker then takes no more work.
+    on_failure: called in that thread with the exception if a step itself fails; the worker then takes no more work. The
+    thread keeps it, so it must hold nothing that is to be collected while the thread waits.
     """
 
     def __init__(self, engine: Engine, on_failure: Callable[[BaseException], None]):
@@ -32,6 +33,7 @@ class Worker:
         self._orders: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closed = False
+        self._then: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
         _workers.add(self)
 
@@ -57,13 +59,20 @@ class Worker:
         """Whether the caller runs in the worker's own thread, where waiting for it would never end."""
         return self._thread is threading.current_thread()
 
-    def close(self) -> None:
-        """End the thread after the orders that it already has; running sequences are left where they are."""
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """End the thread after the orders that it already has; running sequences are left where they are.
+
+        then: run once it has ended; called from the thread itself, it ends only after the step that it is in.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread and self._thread is not threading.current_thread():
+        if self.inside:
+            self._then = then
+            return
+        if self._thread:
             self._thread.join()
+        then()
 
     def _run(self) -> None:
         try:
@@ -74,6 +83,7 @@ class Worker:
                 self.failure = error
                 self._orders.clear()
             self.on_failure(error)
+        self._then()
 
     def _wait(self) -> bool:
         """Carry out the orders; wait while there is nothing to do. False once closed."""
@@ -83,8 +93,8 @@ class Worker:
                     self._wake.wait()
                 orders, closed = list(self._orders), self._closed
                 self._orders.clear()
-            for order in orders:
-                order()
+            while orders:  # none is held while the thread waits: it may hold the LLM
+                orders.pop(0)()
             if closed:
                 return False
             if not self.engine.idle:

@@ -81,6 +81,50 @@ def test_prompts(model, prompt, message):
         llm.submit(prompt)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"n": 10**5000},
+        {"top_k": -(10**5000)},
+        {"temperature": 10**5000},
+        {"max_tokens": list(range(10**5))},
+        {"max_tokens": 10**5000, "min_tokens": 10**5001},
+        {"stop_token_ids": "x" * 10**5},
+        {"stop": [["x"] * 10**5]},
+        {"stop_token_ids": [10**5000]},
+        {"bad_words": [[1] * 10**5]},
+        {"logit_bias": list(range(10**5))},
+        {"logit_bias": [tuple(range(10**5))]},
+    ],
+)
+def test_what_is_shown_of_parameters_is_short(arguments):
+    with pytest.raises((TypeError, ValueError), match=f"^({'|'.join(arguments)}): expected .* got") as raised:
+        SamplingParams(**arguments)
+    assert len(str(raised.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"k": 10**5000},
+        {"k": "x" * 10**5},
+        {"max_rows": -(10**5000)},
+        {"max_model_len": 10**5000},
+        {"dtype": "x" * 10**5},
+        {"kv_dtype": "x" * 10**5},
+    ],
+)
+def test_what_is_shown_of_arguments_and_prompts_is_short(model, arguments):
+    with pytest.raises((TypeError, ValueError), match=f"^{next(iter(arguments))}: .*expected .* got") as raised:
+        LLM(model, **arguments)
+    assert len(str(raised.value)) < 250
+    with LLM(model, max_rows=1) as llm:
+        for prompt in ([10**5000], ["x" * 10**5]):
+            with pytest.raises((TypeError, ValueError), match="^prompt: expected .* got") as raised:
+                llm.submit(prompt)
+            assert len(str(raised.value)) < 250
+
+
 def test_a_prompt_longer_than_the_pool(model):
     with LLM(model, max_rows=1, kv_memory=3 * 16 * 2 * 2 * 2 * 16 * 4) as llm:
         assert llm.limits.num_blocks == 3

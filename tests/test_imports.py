@@ -15,6 +15,7 @@ PACKAGE = Path(specdec.__file__).parent
 # Lowest first: a module may import from lower layers and from its own. Names of one layer don't know each other,
 # unless they are written with "<": "a < b" lets b import a.
 LAYERS = [
+    ["shown", "advice"],
     [
         "kernels",
         "kvpool",

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import importlib.util
 import pathlib
 import threading
@@ -348,7 +349,50 @@ def test_handles_may_be_read_twice_and_by_several_threads(model):
             thread.join()
         assert got == [handle.result().token_ids] * 4
         assert handle.done
-        assert list(handle) == []
+        for _ in range(2):  # from the first piece on
+            assert [t for piece in handle for t in piece.token_ids] == got[0]
+
+
+def test_a_dropped_llm_lets_go_of_its_model(model):
+    """With its requests ended, and while one that nobody holds still runs: then when that has ended."""
+    for running in (False, True):
+        llm = LLM(model, max_rows=1, max_model_len=64)
+        assert len(llm.generate([1, 2, 3], GREEDY)[0].token_ids) == 24
+        thread = llm._worker._thread
+        if running:
+            llm.submit([1, 2, 3], GREEDY)
+        del llm
+        gc.collect()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    with LLM(model, max_rows=1, max_model_len=64) as again:
+        assert len(again.generate([1, 2, 3], GREEDY)[0].token_ids) == 24
+
+
+def test_a_handle_keeps_its_llm(model):
+    handle = LLM(model, max_rows=1, max_model_len=64).submit([1, 2, 3], GREEDY)
+    gc.collect()
+    assert len(handle.result().token_ids) == 24
+    del handle
+    gc.collect()
+    with LLM(model, max_rows=1, max_model_len=64):
+        pass
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_models_in_training_mode_are_refused(model, drafts):
+    """Dropout would make what is decoded no function of the tokens, and drafts no copy of it."""
+    other = copy.deepcopy(model)
+    with LLM(model, drafter=other, k=2, max_rows=1, max_model_len=64) as llm:
+        want = llm.generate([1, 2, 3], GREEDY)[0].token_ids
+        last = (other if drafts else model).model.layers[-1].mlp
+        last.train()
+        with pytest.raises(
+            RuntimeError, match=r"model: this LlamaForCausalLM is in training mode.*; call its eval\(\)"
+        ):
+            llm.generate([1, 2, 3], GREEDY)
+        last.eval()
+        assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want
 
 
 def test_cancelled_before_it_starts(model):

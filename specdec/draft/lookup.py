@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.draft.base import Draft, DraftRows
 from specdec.kernels import match
+from specdec.shown import shown
 
 FIRST = (0.0, 0.21, 0.43, 0.59, 0.75, 0.80, 0.80, 0.80, 0.80, 0.80, 0.80, 0.80, 0.88, 0.88, 0.88, 0.88, 0.98)
 NEXT = (0.0, 0.50, 0.60, 0.72, 0.78, 0.82, 0.82, 0.82, 0.82, 0.82, 0.82, 0.82, 0.88, 0.88, 0.88, 0.88, 0.975)
@@ -35,9 +36,9 @@ class LookupDrafter:
     def __init__(self, *, max_match: int = 16, min_match: int = 1, token_cost: float | None = None):
         for name, value in (("max_match", max_match), ("min_match", min_match)):
             if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}: expected an int of at least 1, got {value!r}")
+                raise ValueError(f"{name}: expected an int of at least 1, got {shown(value)}")
         if token_cost is not None and not token_cost >= 0:
-            raise ValueError(f"token_cost: expected None or a number of at least 0, got {token_cost!r}")
+            raise ValueError(f"token_cost: expected None or a number of at least 0, got {shown(token_cost)}")
         self.max_match, self.min_match, self.token_cost = max_match, min_match, token_cost
         self._learnt: float | None = None
         self._costs: dict[torch.device, Tensor] = {}

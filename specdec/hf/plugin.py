@@ -11,7 +11,6 @@ import copyreg
 import gc
 import os
 import threading
-import warnings
 import weakref
 from typing import Any
 
@@ -21,12 +20,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
+from specdec.advice import advise
 from specdec.draft import Drafter, LookupDrafter, check_vocabulary
 from specdec.hf.call import Call
 from specdec.hf.session import Need, Options, Session
 from specdec.limits import Wishes
 from specdec.loading import load_model
 from specdec.model import device_of, kv_specs
+from specdec.shown import shown
 from specdec.stats import EngineStats
 
 LLM_OPTIONS = (
@@ -121,7 +122,7 @@ class Enabled:
             return None
         obstacle = call.obstacle(self.options.llm.get("max_model_len"))
         if obstacle:
-            warnings.warn(f"decoded by transformers, not by specdec: {obstacle}", stacklevel=3)
+            advise(f"decoded by transformers, not by specdec: {obstacle}")
             return None
         return self.run(call, self._own_drafter(), self.options.k)
 
@@ -141,7 +142,7 @@ class Enabled:
             return self.run(call, drafter, lookup if assistant is None else _drafts(config) or self.options.k)
         if len(call.input_ids) > 1:
             raise ValueError(f"{obstacle} (transformers' own assisted decoding is for a batch of one)")
-        warnings.warn(f"assisted by transformers, not by specdec: {obstacle}", stacklevel=3)
+        advise(f"assisted by transformers, not by specdec: {obstacle}")
         return None
 
     def custom(self, call: Call, drafter: Any, k: int | None) -> Tensor | GenerateDecoderOnlyOutput:
@@ -325,6 +326,6 @@ def _check_drafter(drafter: Any) -> None:
 
 def _check_k(k: Any) -> None:
     if k is not None and (isinstance(k, bool) or not isinstance(k, int)):
-        raise TypeError(f"k: expected None or an int, got {type(k).__name__} {k!r}")
+        raise TypeError(f"k: expected None or an int, got {type(k).__name__} {shown(k)}")
     if k is not None and k < 0:
-        raise ValueError(f"k: expected at least 0, got {k}")
+        raise ValueError(f"k: expected at least 0, got {shown(k)}")

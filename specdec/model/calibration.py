@@ -18,6 +18,7 @@ from specdec.model.paged import record, refuse_in_use
 from specdec.model.placement import device_of
 from specdec.model.probe import Route, route_of
 from specdec.model.scales import KVScales
+from specdec.shown import shown
 
 _CHUNK = 512
 """Tokens of a forward at most, so that a long text takes no more memory than a prompt chunk does."""
@@ -68,7 +69,7 @@ def _encoded(text: Any, tokenizer: Any) -> list[int]:
 def _check_ids(texts: list[list[int]], vocab_size: int) -> None:
     for token in (token for text in texts for token in text):
         if not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise ValueError(f"kv_scales: expected token ids in 0..{vocab_size - 1}, got {token!r:.60}")
+            raise ValueError(f"kv_scales: expected token ids in 0..{vocab_size - 1}, got {shown(token)}")
 
 
 @torch.inference_mode()

@@ -6,7 +6,6 @@ sequences, rounds and blocks are the business of others.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Literal, overload
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.advice import advise
 from specdec.kvpool import KVPool, KVSpec
 from specdec.model.adapters import active_adapters
 from specdec.model.attention import CallKV, take_turns
@@ -145,7 +145,7 @@ class PagedModel:
         elif is_spread(self.model):
             why = f"the weights of {type(self.model).__name__} are not all on one device"
         if why:
-            warnings.warn(f"model: {why}; slower, and without CUDA graphs (docs/models.md)", stacklevel=3)
+            advise(f"model: {why}; slower, and without CUDA graphs (docs/models.md)")
         return why
 
     def _others(self, watch: LinearWatch, fused: list[Fused]) -> list[Product]:

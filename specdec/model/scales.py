@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.kernels.check import FP8
 from specdec.kvpool import KVSpec
+from specdec.shown import shown
 
 FP8_MAX = 448.0
 HEADROOM = 4.0
@@ -99,7 +100,7 @@ def stored_as(specs: Sequence[KVSpec], kv_dtype: Any, name: str = "kv_dtype") ->
         return list(specs)
     if kv_dtype not in ("fp8", FP8):
         known = ", ".join(sorted(map(str, own)))
-        raise ValueError(f'{name}: expected "auto", "fp8" or the model\'s own {known}, got {kv_dtype!r:.60}')
+        raise ValueError(f'{name}: expected "auto", "fp8" or the model\'s own {known}, got {shown(kv_dtype)}')
     for device in {torch.device(spec.device) for spec in specs if torch.device(spec.device).type == "cuda"}:
         refuse_without_fp8(name, device, torch.cuda.get_device_capability(device))
     return [replace(spec, dtype=FP8) for spec in specs]

@@ -53,11 +53,12 @@ def test_a_paged_target_takes_a_gathered_drafter():
     prompts = texts("ALiBi")[1]
     with LLM(copy.deepcopy(tiny()), max_model_len=64) as llm:
         want = [out.token_ids for out in llm.generate(prompts, SamplingParams(max_tokens=NEW, temperature=0))]
-    with pytest.warns(UserWarning, match="BloomForCausalLM runs gathered"):
+    with pytest.warns(UserWarning, match="BloomForCausalLM runs gathered") as told:
         llm = LLM(copy.deepcopy(tiny()), drafter=copy.deepcopy(texts("ALiBi")[0]), max_model_len=64)
     with llm:
         got = llm.generate(prompts, SamplingParams(max_tokens=NEW, temperature=0))
         assert [out.token_ids for out in got] == want
+    assert [warning.filename for warning in told] == [__file__], "the line of whoever made the LLM is named"
 
 
 def test_the_model_object_stays_itself():

@@ -1,0 +1,24 @@
+"""Warnings that name the line of the user's code that led to them, not one of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import torch
+import transformers
+
+_FOLDERS = [Path(file).parent for file in (__file__, torch.__file__, transformers.__file__)]
+_NOBODYS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), threading.__file__)
+"""Where frames are of no user's code."""
+
+
+def advise(message: str) -> None:
+    """Warn with UserWarning at the innermost frame outside of specdec, torch and transformers; else at the caller's."""
+    frame, level = sys._getframe(1), 2
+    while frame and frame.f_code.co_filename.startswith(_NOBODYS):
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    warnings.warn(message, stacklevel=level if frame else 2)
