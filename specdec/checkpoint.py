@@ -120,7 +120,9 @@ def _find_path(name: str, path: Path, revision: str | None) -> Checkpoint:
     if not path.is_dir():
         raise ValueError(f"model {name!r}: there is no such folder or .gguf file: {path}")
     if not (path / "config.json").is_file():
-        raise ValueError(f"model {name!r}: the folder {path} holds no config.json")
+        adapter = ", but an adapter of peft: load it onto its model, and pass that"
+        found = adapter if (path / "adapter_config.json").is_file() else ""
+        raise ValueError(f"model {name!r}: the folder {path} holds no config.json{found}")
     return Checkpoint(name, folder=path.resolve())
 
 

@@ -111,7 +111,10 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 def _as_it_is(model: torch.nn.Module, revision: str | None, dtype: Any, device: Any) -> Loaded:
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a transformers model, got {type(model).__name__}")
+        raise TypeError(
+            f"model: expected a transformers model, got {type(model).__name__}; of a wrapped one (peft), pass the "
+            "transformers model inside"
+        )
     if revision is not None:
         raise ValueError(f"revision: only a model of the hub has revisions, got {shown(revision)} for a loaded model")
     if dtype != "auto" and pick_dtype(dtype, model.device) != model.dtype:

@@ -300,7 +300,10 @@ def test_unknown_name(offline: None, name: str, message: str) -> None:
 
 
 def test_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no config\.json"):
+    with pytest.raises(ValueError, match=r"holds no config\.json$"):
+        load_model(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds no config\.json, but an adapter of peft"):
         load_model(tmp_path)
 
 
