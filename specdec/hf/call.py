@@ -23,6 +23,7 @@ from transformers.generation.stopping_criteria import (
     StoppingCriteriaList,
 )
 
+from specdec.hf.parameters import Parameters, translated
 from specdec.limits import max_positions
 from specdec.model import device_of
 from specdec.sampling import SamplingParams
@@ -98,17 +99,30 @@ class Call:
 
     @cached_property
     def _split(self) -> tuple[LogitsProcessorList, dict[str, Any]]:
-        """Processors to run before drawing, and the parameters of the last ones where the sampling kernel does their work."""
+        """Processors to run before drawing, and the parameters of those whose work a round does on the device.
+
+        These are the warpers at the end, and where nothing is left between them and the logits, what stands before.
+        """
         processors, place = list(self.logits_processor), len(_WARPERS)
         params: dict[str, Any] = {}
-        config = self.generation_config
-        whole = config.return_dict_in_generate and config.output_scores  # they are to be seen, warped
-        while config.do_sample and not whole and processors and _place(processors[-1]) < place:
+        while self.generation_config.do_sample and not self.keeps("scores") and processors:
+            if _place(processors[-1]) >= place:
+                break
             warper = processors.pop()
             place = _place(warper)
             name = ("temperature", "top_k", "top_p", "min_p")[place]
             params[name] = getattr(warper, name)
-        return LogitsProcessorList(processors), params
+        vocab_size = self.model.config.get_text_config().vocab_size
+        asked = Parameters(self.input_ids.shape[1], self.padding, self.eos_ids, self.new_tokens, vocab_size)
+        fields = translated(processors, asked)
+        if fields is None or self.keeps("scores") or self.keeps("logits"):
+            return LogitsProcessorList(processors), params
+        return LogitsProcessorList(), {**params, **fields}
+
+    def keeps(self, name: str) -> bool:
+        """Whether "scores" or "logits" of every step are to be returned."""
+        config = self.generation_config
+        return bool(config.return_dict_in_generate and getattr(config, f"output_{name}"))
 
     @property
     def processors(self) -> LogitsProcessorList:

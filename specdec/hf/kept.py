@@ -16,10 +16,7 @@ class Kept:
     """
 
     def __init__(self, call: Call):
-        config = call.generation_config
-        self.names = [
-            n for n in ("scores", "logits") if config.return_dict_in_generate and getattr(config, f"output_{n}")
-        ]
+        self.names = [name for name in ("scores", "logits") if call.keeps(name)]
         self._steps = call.new_tokens
         self._prompt_lens = torch.tensor([len(prompt) for prompt in call.prompts])
         self._tensors: dict[str, Tensor] = {}
