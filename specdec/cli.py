@@ -110,7 +110,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens of this mass.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens under this share of the likeliest.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text, whatever the drafter.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text, whatever is drafted (coupled).")] = None,
     n: Annotated[int, typer.Option("--n", "-n", help="Samples per prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="End at this string; may be repeated.")] = None,
     stop_token_id: Annotated[list[int] | None, typer.Option(help="End at this token id; may be repeated.")] = None,

@@ -52,8 +52,9 @@ class LLM:
 
     model: alias ("smollm2-135m"), hub id, folder, .gguf file, or a loaded transformers model.
     drafter: None, "lookup", a model (any of the above), or an object with `propose(rows, k)` (see specdec.draft).
-    verifier: "coupled" (the output is a function of the seed alone), "rejection" or "block" (its distribution is; a few
-    more drafts are accepted where rows sample). See docs/losslessness.md.
+    verifier: "coupled" (the output is a function of the seed alone), "rejection" or "block" (only its distribution is, and
+    a seed repeats its tokens with a fixed k alone, not with "auto"; a few more drafts are accepted where rows sample). See
+    docs/losslessness.md.
     k: drafts per row and round; "auto" drafts as much as pays, by what rounds take and how far drafts survive, at times
     nothing at all. Requests may set their own number, which is kept to.
     max_model_len: tokens per sequence at most; max_rows: sequences that run at once; kv_memory: bytes for KV.

@@ -69,7 +69,8 @@ class SamplingParams:
     max_tokens: tokens to emit at most (>= 1), cut further by the model's last position.
     temperature: 0 is greedy; otherwise logits are divided by it.
     top_k, top_p, min_p: filters, applied in this order after the temperature; 0, 1.0 and 0.0 turn them off.
-    seed: 64 bits; `None` draws fresh ones, returned with the output. Sample i of n uses `sample_seed(seed, i)`.
+    seed: 64 bits; `None` draws fresh ones, returned with the output. Sample i of n uses `sample_seed(seed, i)`. The tokens are
+    a function of it, whatever is drafted; with the verifiers "rejection" and "block" of the drafts as well, so fix k.
     n: samples per prompt. They share the KV of the prompt.
     stop: strings that end the text (left out of it); stop_token_ids: ids that end it (kept in `token_ids`).
     ignore_eos: decode past the model's end token. k: drafted tokens per round at most, `None` for the engine's own.

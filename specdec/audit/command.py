@@ -46,6 +46,12 @@ def audit(
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="Compiled layers. Default: of a MODEL on a GPU.", show_default=False
+        ),
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
@@ -53,7 +59,7 @@ def audit(
     try:
         settings = specdec.audit.Settings(
             model=model, drafter=drafter, verifier=verifier, k=k, levels=_levels(levels), requests=requests,
-            tokens=tokens, temperature=temperature, prompts=prompts, dtype=dtype, device=device,
+            tokens=tokens, temperature=temperature, prompts=prompts, dtype=dtype, device=device, compile=compile,
             trust_remote_code=trust_remote_code, transformers=transformers, endpoint=endpoint, baseline=baseline,
             served=served, tolerance=tolerance,
         )  # fmt: skip

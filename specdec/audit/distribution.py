@@ -91,7 +91,9 @@ def tables(verifier: str, table: Table, device: torch.device) -> Check:
     size, rows, long = len(table.target), table.rows, TOKENS + table.k + 1
     logits = (torch.tensor(p).log().expand(size, size) for p in (table.target, table.draft))
     target, draft = (table_model(x).to(device) for x in logits)
-    with LLM(target, drafter=draft, verifier=verifier, k=table.k, max_rows=rows, max_model_len=long) as llm:
+    with LLM(
+        target, drafter=draft, verifier=verifier, k=table.k, compile=False, max_rows=rows, max_model_len=long
+    ) as llm:
         subject = EngineSubject(llm, [[0]], "tables", verifier)
         asked = [Request([i % size], 1.0, i, TOKENS, {"top_k": table.top_k}) for i in range(rows)]
         found = subject.decode(asked, speculative=True)

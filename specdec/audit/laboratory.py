@@ -36,6 +36,8 @@ class Settings:
 
     transformers: audit its assisted generation instead of this package's engine. endpoint, baseline: URLs of servers with
     and without speculation, served: the model's name there. tolerance: the noise of a logit to allow for, None: measured.
+    compile: run compiled layers; None: as `LLM` does for a model, and not for the built-in ones, where it would be most of
+    the audit's time.
     """
 
     model: str | None = None
@@ -49,6 +51,7 @@ class Settings:
     prompts: Path | None = None
     dtype: str = "auto"
     device: str = "auto"
+    compile: bool | None = None
     trust_remote_code: bool = False
     transformers: bool = False
     endpoint: str | None = None
@@ -134,7 +137,8 @@ def _subject(settings: Settings, stack: ExitStack) -> Subject:
     )  # drafts are wanted, whether they pay or not
     llm = LLM(
         settings.model, drafter=proposer, verifier=settings.verifier, k=settings.k, dtype=settings.dtype,
-        device=settings.device, max_rows=min(4 * settings.requests, 64), trust_remote_code=settings.trust_remote_code,
+        device=settings.device, compile="auto" if settings.compile is None else settings.compile,
+        max_rows=min(4 * settings.requests, 64), trust_remote_code=settings.trust_remote_code,
     )  # fmt: skip
     stack.enter_context(llm)
     name = f"{settings.model} with {drafter}, {settings.verifier}, {str(llm.model.dtype).removeprefix('torch.')}"
@@ -147,7 +151,10 @@ def _built_in(settings: Settings, stack: ExitStack) -> Subject:
     target, drafter = (model.to(pick_device(settings.device)) for model in toys.random_pair())
     if settings.dtype != "auto":
         target, drafter = (model.to(getattr(torch, settings.dtype)) for model in (target, drafter))
-    llm = LLM(target, drafter=drafter, verifier=settings.verifier, k=settings.k, max_rows=16, max_model_len=256)
+    llm = LLM(
+        target, drafter=drafter, verifier=settings.verifier, k=settings.k, compile=bool(settings.compile), max_rows=16,
+        max_model_len=256,
+    )  # fmt: skip
     stack.enter_context(llm)
     prompts = [[5], [7, 8, 9, 10], [1, 2, 3] * 5, [60, 61, 4, 60]]
     return EngineSubject(llm, prompts, f"the built-in model, {settings.verifier}", settings.verifier)
