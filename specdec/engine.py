@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -15,6 +16,7 @@ from specdec.advice import advise
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
 from specdec.flight import CatchUp, Flight, reported, send
 from specdec.graphs import RoundGraphs, rounded_up
+from specdec.group import Group
 from specdec.kernels.logprobs import logprobs
 from specdec.kvpool import KVPool
 from specdec.logprobs import width
@@ -27,7 +29,7 @@ from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
 from specdec.sequence import Sequence, Status
 from specdec.stats import EngineStats
-from specdec.stopwatch import Stopwatch
+from specdec.stopwatch import Stopwatch, timed
 from specdec.verify import Verifier
 
 DEBUG = os.environ.get("SPECDEC_DEBUG", "") == "1"
@@ -110,14 +112,17 @@ class Engine:
         self.flights: list[Flight] = []
         self.listeners: dict[Sequence, Listener] = {}
         self.drafter_error: Exception | None = None
-        stepped = not isinstance(drafter, LookupDrafter)
-        self.policy = Policy(config.k, stepped=stepped) if drafter and config.adaptive else None
-        self.plan = Plan()
-        if self.policy and isinstance(drafter, ModelDrafter):
-            # It lacks two tokens after drafts that were all right, and one more for each plain round that follows.
-            drafter.window = max(drafter.window, config.lag + 2)
+        # Where the host keeps ahead of the device, rows that need it inside a round form rounds of their own.
+        self.whole, self.split = self.groups = (Group(), Group())
+        self._apart = config.graphs or config.lag > 0
+        if drafter and config.adaptive:
+            for group in self.groups:
+                group.policy = Policy(config.k, stepped=not isinstance(drafter, LookupDrafter))
+            if isinstance(drafter, ModelDrafter):
+                # It lacks two tokens after drafts that were all right, and one more for each plain round that follows.
+                drafter.window = max(drafter.window, config.lag + 2)
         self._catch_ups: list[CatchUp] = []
-        self._wanted = 0
+        self._steps = 0
 
     @property
     def pool(self) -> KVPool:
@@ -166,7 +171,7 @@ class Engine:
         seq.cancelled = True
 
     def step(self) -> None:
-        """One round: make room, take in prompts, launch; then read the round that was launched before."""
+        """One round of every group: make room, take in prompts, launch; then read what was launched before."""
         with self.stats.timed("step"), _current(self.rows.device):
             self._step()
 
@@ -182,7 +187,8 @@ class Engine:
             self._launch()
         for prompts in self._prompt_forwards:
             prompts.capture()
-        while len(self.flights) > (self.config.lag if self.scheduler.running else 0):
+        lag = self.config.lag if self.scheduler.running else 0
+        while self.flights and self.flights[0].step <= self._steps - lag:
             self._read(self.flights.pop(0))
         if DEBUG:
             self.check()
@@ -219,11 +225,22 @@ class Engine:
             return 0
         if self._fixed(seq):
             return self.config.k if seq.params.k is None else seq.params.k
-        return self.plan.drafts.get(seq, 0)
+        return self._group(seq).plan.drafts.get(seq, 0)
 
     def _fixed(self, seq: Sequence) -> bool:
-        """Whether how much to draft for `seq` is not the policy's to decide."""
-        return self.policy is None or seq.params.k is not None
+        """Whether how much to draft for `seq` is not a policy's to decide."""
+        return self.whole.policy is None or seq.params.k is not None
+
+    def _group(self, seq: Sequence) -> Group:
+        drafts_on_host = self.drafter and seq.params.k != 0 and not getattr(self.drafter, "capturable", False)
+        return self.split if self._apart and (seq.processors or drafts_on_host) else self.whole
+
+    def _parts(self) -> list[tuple[Group, list[Sequence]]]:
+        """The running rows by group; first those that leave the device time for others."""
+        parts: dict[Group, list[Sequence]] = {self.split: [], self.whole: []}
+        for seq in self.scheduler.running:
+            parts[self._group(seq)].append(seq)
+        return [(group, seqs) for group, seqs in parts.items() if seqs]
 
     def _admit(self) -> None:
         copies = self.scheduler.admit(seq for f in self.flights for seq in f.seqs)
@@ -240,16 +257,16 @@ class Engine:
                 for c in part:
                     c.seq.target_len = c.end
         extending = [seq for seq in self.scheduler.sequences if seq.status is Status.EXTENDING]
-        if self.policy and self.policy.resting:
-            self.scheduler.resting.update(seq for seq in extending if not self._fixed(seq))
+        resting = {group for group in self.groups if group.policy and group.policy.resting}
+        self.scheduler.resting.update(s for s in extending if self._group(s) in resting and not self._fixed(s))
         self._extend_drafter([seq for seq in extending if not self.scheduler.rests(seq)])
 
-    def _extend_drafter(self, seqs: list[Sequence]) -> None:
-        """Run the drafter over what it lacks of `seqs`."""
+    def _extend_drafter(self, seqs: list[Sequence], group: Group | None = None, batch: int = 0) -> None:
+        """Run the drafter over what it lacks of `seqs`: prompts, or some of a group's `batch` running rows."""
         chunks = self.scheduler.drafter_chunks(seqs) if self.drafter_prompts else []
         if self.drafter_prompts is None or not chunks:
             return
-        took = Stopwatch(self.rows.device) if self.policy else None
+        took = Stopwatch(self.rows.device) if self.whole.policy else None
         if not self._extend(self.drafter_prompts, chunks):
             return
         for c in chunks:
@@ -260,7 +277,7 @@ class Engine:
         tokens, of_running = (sum(c.end - c.start for c in part) for part in (chunks, chosen))
         self.stats.drafter_tokens += tokens
         if took:
-            self._catch_ups.append(CatchUp(tokens, of_running, len(self.scheduler.running), took.stop()))
+            self._catch_ups.append(CatchUp(group, tokens, of_running, batch, took.stop()))
 
     def _extend(self, prompts: PromptForward, chunks: list[Chunk], scored: bool = False) -> bool:
         """Run the chunks, ragged and packed, with the head if `scored`. A failure ends their sequences and no other."""
@@ -301,18 +318,23 @@ class Engine:
 
     def _plan(self) -> None:
         """Decide how much each row drafts, and catch up the drafter where it is behind and wanted."""
-        seqs = self.scheduler.running
-        behind = {seq: self._behind(seq) for seq in seqs}
-        free = [seq for seq in seqs if not self._fixed(seq)]
-        if self.policy:
-            rows = [Candidate(seq, behind[seq], self._unread(seq)) for seq in free]
-            self.plan = self.policy.plan(rows, len(seqs), sum(f.plan.risk for f in self.flights))
         self.rows.flush()
-        self._extend_drafter([seq for seq in seqs if behind[seq] and self._k(seq)])
-        drafts = {s: self.plan.drafts[s] for s in free if s in self.plan.drafts and not (behind[s] and self._behind(s))}
-        self.plan = replace(self.plan, drafts=drafts) if drafts else Plan()
+        for group, seqs in self._parts():
+            self._plan_group(group, seqs)
         for seq in self.scheduler.running:
             self.rows.set_k(seq.row, self._k(seq))
+
+    def _plan_group(self, group: Group, seqs: list[Sequence]) -> None:
+        behind = {seq: self._behind(seq) for seq in seqs}
+        free = [seq for seq in seqs if not self._fixed(seq)]
+        if group.policy:
+            rows = [Candidate(seq, behind[seq], self._unread(seq)) for seq in free]
+            risk = sum(f.plan.risk for f in self.flights if f.group is group)
+            group.plan = group.policy.plan(rows, len(seqs), risk)
+        self._extend_drafter([seq for seq in seqs if behind[seq] and self._k(seq)], group, len(seqs))
+        planned = group.plan.drafts
+        drafts = {s: planned[s] for s in free if s in planned and not (behind[s] and self._behind(s))}
+        group.plan = replace(group.plan, drafts=drafts) if drafts else Plan()
 
     def _behind(self, seq: Sequence) -> int:
         """Tokens that the drafter must run before it can draft for `seq` again, or 0.
@@ -335,48 +357,59 @@ class Engine:
     # -- the round, and what it brought
 
     def _launch(self) -> None:
-        seqs = self.scheduler.running
-        if not seqs:
-            return
+        """Launch the groups' rounds; where the host would wait inside one, the next one is launched before."""
+        self._steps += 1
         self.rows.flush()
+        rounds = [self._round(group, seqs) for group, seqs in self._parts()]
+        while rounds:
+            rounds = [launch for launch in rounds if next(launch, "over") != "over"]
+
+    def _round(self, group: Group, seqs: list[Sequence]) -> Generator[None, None, None]:
+        """Launch a round of `seqs`, with a pause wherever the host is about to wait for the device."""
         shape, drafts = self._shape(seqs), {seq: self._k(seq) for seq in seqs}
         captures = self.graphs.captures if self.graphs else 0
-        took = Stopwatch(self.rows.device) if self.policy else None
+        took = Stopwatch(self.rows.device) if group.policy else None
         try:
-            result = self._run_round([seq.row for seq in seqs], shape)
+            result = yield from self._stages([seq.row for seq in seqs], shape, took)
         except Exception as error:
             for seq in seqs:
                 self._finish(seq, "error", error)
             return
         if took:
             took.stop()
-        fair = not shape.processed and (self.graphs is None or self.graphs.captures == captures)
+        fair = self.graphs is None or self.graphs.captures == captures
         self.stats.rounds += 1
         values, scores, event = self._send_home(result)
-        self.flights.append(Flight(values, event, seqs, shape, self.plan, drafts, took, fair, scores))
+        flight = Flight(self._steps, group, values, event, seqs, shape, group.plan, drafts, took, fair, scores)
+        self.flights.append(flight)
 
-    def _run_round(self, rows: list[int], shape: RoundShape) -> RoundResult:
-        if self.graphs and not shape.processed and (self.drafter is None or getattr(self.drafter, "capturable", False)):
+    def _stages(self, rows: list[int], shape: RoundShape, took: Stopwatch | None) -> Generator[None, None, RoundResult]:
+        if not self.round.needs_host(shape) and self.graphs:
             return self.graphs.run(rows, shape)
         device = self.rows.device
         index = upload(torch.tensor(rows), device).to(device, non_blocking=True)
         try:
-            return self.round.run(index, shape)
+            if not self.round.needs_host(shape):
+                return self.round.run(index, shape)
+            return (yield from timed(self.round.stages(index, shape), took))
         except DrafterFailed as failure:
             # Speculation can't change the output, so a broken drafter costs speed only: go on without it.
-            self.drafter_error, self.drafter, self.round.drafter, self.policy = failure.error, None, None, None
+            self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
             self.scheduler.has_drafter = False  # or rows would wait for KV that nobody writes
+            for group in self.groups:
+                group.policy = None
             advise(f"the drafter failed, decoding goes on without it: {_told(failure.error)}")
             return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 
     def _shape(self, seqs: list[Sequence]) -> RoundShape:
         each = [self._k(seq) for seq in seqs]
-        k = max([*each, *([self.plan.steps] if any(not self._fixed(seq) for seq in seqs) else [])])
+        group = self._group(seqs[0])
+        k = max([*each, *([group.plan.steps] if any(not self._fixed(seq) for seq in seqs) else [])])
         tokens = None
         if self.rows.device.type != "cpu":
             # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
-            drafts = sum(each) if self.draft_model else min(sum(each), self._wanted)
-            tokens = len(seqs) * (1 + max(rounded_up(-(-drafts // len(seqs))), self.plan.bucket))
+            drafts = sum(each) if self.draft_model else min(sum(each), group.wanted)
+            tokens = len(seqs) * (1 + max(rounded_up(-(-drafts // len(seqs))), group.plan.bucket))
         noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
         return RoundShape(
             k,
@@ -407,9 +440,9 @@ class Engine:
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
         counts = [dict(zip(RoundResult.COLUMNS, values[:n], strict=True)) for values in rows]
         if flight.shape.draft_steps:
-            self._wanted = sum(c["num_wanted"] for c in counts)
-        if self.policy:
-            self._learn(flight, counts)
+            flight.group.wanted = sum(c["num_wanted"] for c in counts)
+        if flight.group.policy:
+            self._learn(flight.group.policy, flight, counts)
         for b, (seq, count, values) in enumerate(zip(flight.seqs, counts, rows, strict=True)):
             if seq.status is Status.FINISHED or seq.cancelled:
                 self.stats.dropped += count["num_emitted"]
@@ -419,14 +452,16 @@ class Engine:
                 seq.logprobs += reported(flight, b, token_ids)
             self._take(seq, count, token_ids)
 
-    def _learn(self, flight: Flight, counts: list[dict[str, int]]) -> None:
-        """Tell the policy what the round brought and took, and what catching up took before it."""
+    def _learn(self, policy: Policy, flight: Flight, counts: list[dict[str, int]]) -> None:
+        """Tell the group's policy what the round brought and took, and both what catching up took before it."""
         while self._catch_ups and self._catch_ups[0].took.done:
             done = self._catch_ups.pop(0)
-            self.policy.caught_up(done.tokens, done.running, done.batch, done.took.seconds)
+            for group in self.groups:
+                running = done.running if group is done.group else 0
+                group.policy.caught_up(done.tokens, running, done.batch, done.took.seconds)
         rows, tokens = len(flight.seqs), flight.shape.tokens
         drafted = sum(c["num_drafts"] for c in counts)
-        self.policy.observe(
+        policy.observe(
             Reading(
                 batch=rows,
                 steps=flight.shape.draft_steps,
@@ -440,8 +475,10 @@ class Engine:
                 mixed=any(k and self._fixed(seq) for seq, k in flight.drafts.items()),
             )
         )
-        least = self.policy.least(rows)
-        if isinstance(self.drafter, LookupDrafter) and least is not None:
+        least = policy.least(rows)
+        # Look-up knows one cost of a draft: the whole rounds', where there are any.
+        beside = flight.group is self.split and any(f.group is self.whole for f in self.flights)
+        if isinstance(self.drafter, LookupDrafter) and least is not None and not beside:
             self.drafter.learn(rows, least)
 
     def _take(self, seq: Sequence, counts: dict[str, int], token_ids: list[int]) -> None:
@@ -495,8 +532,9 @@ class Engine:
         seq.stats.count(kept, drafted, accepted, cut)
 
     def _finish(self, seq: Sequence, reason: str, error: BaseException | None = None) -> None:
-        if self.policy:
-            self.policy.forget(seq)
+        for group in self.groups:
+            if group.policy:
+                group.policy.forget(seq)
         self.scheduler.release(seq, publish=error is None)  # KV of a failed round must not be found by others
         seq.finish(reason, error)
         self.stats.finished[reason] += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.group import Group
 from specdec.logprobs import TokenLogprobs, columns, read
 from specdec.policy import Plan
 from specdec.round import RoundShape
@@ -18,10 +19,12 @@ from specdec.stopwatch import Stopwatch
 class Flight:
     """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose.
 
-    plan: what the policy decided of it; drafts: what each row may draft.
-    took: for the policy, None without one; fair: whether that is what another round of its shape would take.
+    step: the engine's that launched it; group: its rows', plan: what the policy decided of it; drafts: what each row may
+    draft. took: for the policy, None without one; fair: whether that is what another round of its shape would take.
     """
 
+    step: int
+    group: Group
     values: Tensor
     event: torch.cuda.Event | None
     seqs: list[Sequence]
@@ -35,10 +38,11 @@ class Flight:
 
 @dataclass(slots=True)
 class CatchUp:
-    """A forward of the drafter over tokens that it had missed: `running` of them by the policy's choice, for some of
-    `batch` running rows.
+    """A forward of the drafter over tokens that it had missed: `running` of them by the policy's choice, for some of the
+    group's `batch` running rows. group: None for prompts.
     """
 
+    group: Group | None
     tokens: int
     running: int
     batch: int

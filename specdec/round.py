@@ -6,12 +6,14 @@ to the host, so one shape is one CUDA graph; it says nothing about where a seque
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from specdec.aside import Aside
 from specdec.distribution import log_weights
 from specdec.draft import Draft, Drafter, DraftRows, as_draft
 from specdec.kernels import Sampling
@@ -85,23 +87,61 @@ class Round:
     def __init__(self, rows: Rows, target: PagedModel, drafter: Drafter | None, verifier: Verifier):
         self.rows, self.target, self.drafter, self.verifier = rows, target, drafter, verifier
         self.processing: Processing | None = None
+        self._aside = Aside(rows.device)
 
-    @torch.inference_mode()
+    def drafts_on_host(self, shape: RoundShape) -> bool:
+        """Whether the drafter is Python that may look at its rows, and is asked."""
+        return bool(self.drafter and shape.draft_steps and not getattr(self.drafter, "capturable", False))
+
+    def needs_host(self, shape: RoundShape) -> bool:
+        """Whether the host waits for the device inside such a round, so that it can't be captured."""
+        return shape.processed or self.drafts_on_host(shape)
+
     def run(self, index: Tensor, shape: RoundShape) -> RoundResult:
         """One round of the rows `index` [B] int64 (-1: padding)."""
+        stages = self.stages(index, shape)
+        while True:
+            try:
+                next(stages)
+            except StopIteration as end:
+                return end.value
+
+    @torch.inference_mode()
+    def stages(self, index: Tensor, shape: RoundShape) -> Generator[None, None, RoundResult]:
+        """`run`, with a pause before each place where the host waits for the device: a drafter in Python, processors.
+
+        Rounds of other rows may be launched in a pause. The host then waits for what stood before it alone.
+        """
         view = self.rows.view(index, noise=shape.noise, filters=shape.filters, adjusted=shape.adjusted)
         running, want = room(view, shape.draft_steps)
-        draft = self._propose(view, running, want, shape.draft_steps)
+        draft = yield from self._draft(view, running, want, shape)
         num_drafts = grant(draft, running, shape.tokens)
         verification = pack(view, running, draft, num_drafts, self._bucket(running, num_drafts, shape))
         raw = self.target.extend(verification.packed)
         logits = view.adjust(raw, verification.packed.positions + 1, draft.token_ids, verification.row)
-        if shape.processed and self.processing:
-            logits = self.processing.process(logits, verification, view)
+        logits = yield from self._process(logits, verification, view, shape)
         accepted = self.verifier.accept(logits, verification, draft, view)
         emitted = accepted.token_ids, verification.row, verification.packed.cu_seqlens_q
         logprobs = self._report(raw, logits, emitted, view.sampling, shape)
         return RoundResult(self._roll_back(view, verification, draft, accepted), logprobs)
+
+    def _draft(self, view: RowView, running: Tensor, want: Tensor, shape: RoundShape) -> Generator[None, None, Draft]:
+        mark = None
+        if self.drafts_on_host(shape):
+            mark = self._aside.mark()
+            yield
+        with self._aside.after(mark):
+            return self._propose(view, running, want, shape.draft_steps)
+
+    def _process(
+        self, logits: Tensor, verification: Verification, view: RowView, shape: RoundShape
+    ) -> Generator[None, None, Tensor]:
+        if not shape.processed or self.processing is None:
+            return logits
+        mark = self._aside.mark()
+        yield
+        with self._aside.after(mark):
+            return self.processing.process(logits, verification, view)
 
     def _propose(self, view: RowView, running: Tensor, want: Tensor, k: int) -> Draft:
         batch = len(want)

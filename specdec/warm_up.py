@@ -52,22 +52,23 @@ def warm_up(engine: Engine, rows: list[int], kinds: list[SamplingParams]) -> Non
             _capture_buckets(engine, n, kind)
     engine.pool.allocator.reset_prefix_cache()
     engine.stats = EngineStats()
-    if engine.policy:
-        engine.policy = Policy(engine.config.k, stepped=engine.policy.stepped, costs=engine.policy.costs)
+    for group in engine.groups:
+        if group.policy:
+            group.policy = Policy(engine.config.k, stepped=group.policy.stepped, costs=group.policy.costs)
 
 
 def _shapes(engine: Engine, n: int) -> Iterator[tuple[int, int]]:
     """(draft steps, drafts per row) of rounds of n rows, one after the other: what comes may depend on earlier times."""
-    k = engine.config.k if engine.drafter else 0
-    if not engine.policy:
+    k, policy = engine.config.k if engine.drafter else 0, engine.whole.policy
+    if not policy:
         yield k, k
         return
     yield 0, 0
-    if not engine.policy.stepped:
+    if not policy.stepped:
         yield k, k
         return
     seen = set()
-    while left := [shape for shape in engine.policy.shapes(n) if shape not in seen]:
+    while left := [shape for shape in policy.shapes(n) if shape not in seen]:
         seen.add(left[0])
         yield left[0]
 

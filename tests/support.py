@@ -15,6 +15,7 @@ from specdec.engine import Engine, EngineConfig
 from specdec.kernels import Sampling, sample
 from specdec.kvpool import KVPool
 from specdec.model import KVScales, PagedModel, scales_for
+from specdec.policy import Costs
 from specdec.rows import Rows
 from specdec.sampling import SamplingParams
 from specdec.sequence import Sequence
@@ -177,6 +178,16 @@ class Letters:
         return "".join(chr(33 + i) for i in ids)
 
 
+class Known(Costs):
+    """A draft step costs half a plain round; seconds that are measured are left out."""
+
+    def add(self, rows, steps, drafts, seconds):
+        super().add(rows, steps, drafts, 1.0 + steps / 2)
+
+    def add_catch_up(self, tokens, seconds):
+        super().add_catch_up(tokens, 2.0 + 0.1 * tokens)
+
+
 DRAFTERS = ("none", "lookup", "same", "near", "random", "right", "wrong")
 
 
@@ -239,6 +250,34 @@ class Request:
 
     def known(self):
         return self.full, self.seq.seed
+
+
+def odd_after_even(ids, scores):
+    """A processor of one's own that depends on the newest token, and writes in place."""
+    scores[:, int(ids[0, -1]) % 2 :: 2] -= 4.0
+    return scores
+
+
+class Processed(Request):
+    """A request beside plain decoding through the same processors."""
+
+    def __init__(self, prompt, new, p):
+        super().__init__(prompt, 1, p)
+        self.full = self.want = self._plain(tuple(prompt), new, p)
+        self.seq.limit = len(self.full)
+
+    @staticmethod
+    @functools.lru_cache(None)
+    def _plain(prompt, new, p):
+        tokens = list(prompt)
+        columns = Sampling(*(torch.tensor([v]) for v in (p.temperature, p.top_k, p.top_p, p.min_p, p.seed)))
+        while len(tokens) < len(prompt) + new:
+            with torch.inference_mode():
+                scores = tiny()(torch.tensor([tokens])).logits[:, -1]
+                for processor in p.logits_processors:
+                    scores = processor(torch.tensor([tokens]), scores)
+            tokens.append(int(sample(scores, torch.tensor([len(tokens)]), columns)[0]))
+        return tokens
 
 
 def submit(engine: Engine, requests: list[Request]) -> list[Request]:

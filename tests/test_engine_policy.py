@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from support import Request, engine, params, run
+from support import Known, Request, engine, params, run
 
-from specdec.policy import Costs, Plan, Policy
+from specdec.policy import Plan, Policy
 
 PROMPTS = [[5], [7, 8, 9, 10], [4, 9, 4, 9, 4, 9, 4, 9, 4], [1, 2, 3] * 7, [20] * 12]
 
@@ -40,7 +40,8 @@ def test_any_plan_gives_the_same_tokens(drafter, lag):
     """With preemption by a small pool for some."""
     for seed in range(2):
         e = engine(drafter=drafter, k=5, lag=lag, blocks=24 if seed else 64, adaptive=True)
-        e.policy = Hostile(5, seed, stepped=drafter != "lookup")
+        for group in e.groups:
+            group.policy = Hostile(5, seed, stepped=drafter != "lookup")
         run(e, requests())
         assert e.stats.drafted > 0
         if drafter in ("same", "right"):
@@ -53,21 +54,12 @@ def test_plans_by_the_clock_give_the_same_tokens(drafter, lag):
     run(engine(drafter=drafter, k=5, lag=lag, adaptive=True), requests())
 
 
-class Known(Costs):
-    """A draft step costs half a plain round; seconds that are measured are left out."""
-
-    def add(self, rows, steps, drafts, seconds):
-        super().add(rows, steps, drafts, 1.0 + steps / 2)
-
-    def add_catch_up(self, tokens, seconds):
-        super().add_catch_up(tokens, 2.0 + 0.1 * tokens)
-
-
 @pytest.mark.parametrize("lag", [0, 1, 2])
 @pytest.mark.parametrize("drafter", ["wrong", "random", "right", "same"])
 def test_only_a_good_drafter_is_used(drafter, lag):
     e = engine(drafter=drafter, k=4, lag=lag, adaptive=True)
-    e.policy.costs = Known()
+    for group in e.groups:
+        group.policy.costs = Known()
     each = run(e, [Request(p, 70, params(seed=i)) for i, p in enumerate(PROMPTS[:3])])
     drafted = max(r.seq.stats.drafted for r in each)
     if drafter in ("wrong", "random"):
@@ -84,7 +76,7 @@ def test_a_good_drafter_runs_every_token_once_whatever_ran_before():
     On a GPU a forward to catch up takes two rounds. Rows join in chunks, so some draft while prompts are extended.
     """
     e = engine(drafter="same", k=4, lag=1, adaptive=True)
-    e.policy.costs = Known()
+    e.whole.policy.costs = Known()
     for k in (0, 4, None):
         e.reset_prefix_cache()
         before = e.stats.drafter_tokens
@@ -100,17 +92,18 @@ def test_a_drafter_that_fails_takes_its_policy_along():
             raise RuntimeError("broken")
 
     e = engine(drafter="wrong", k=4, adaptive=True)
-    e.policy.costs = Known()
+    for group in e.groups:
+        group.policy.costs = Known()
     e.drafter = e.round.drafter = Broken()
     with pytest.warns(UserWarning, match="the drafter failed"):
         run(e, requests())
-    assert e.policy is None
+    assert [group.policy for group in e.groups] == [None, None]
 
 
 def test_the_policy_forgets_sequences_that_are_over():
     e = engine(drafter="right", k=4, lag=1, adaptive=True)
     run(e, requests())
-    assert not e.policy._rows
+    assert not any(group.policy._rows for group in e.groups)
 
 
 def test_without_a_policy_nothing_is_kept_for_one():

@@ -145,14 +145,18 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _nan_logits(self, chosen):
         def spoil(when, name, packed, logits):
-            running = self.engine.scheduler.running
             if name == "drafter" or when == "before":
                 return logits
-            self.watch.failing = None
-            if chosen in running:
-                at = running.index(chosen)
+            tables = [[block for block in row if block >= 0] for row in packed.block_table.tolist()]
+            here = (
+                chosen.table is not None and chosen.table.blocks in tables
+            )  # else in the round of another group, or over
+            if here:
+                at = tables.index(chosen.table.blocks)
                 logits[packed.cu_seqlens_q[at] : packed.cu_seqlens_q[at + 1]] = float("nan")
                 self.may_fail.add(chosen)
+            if here or chosen not in self.engine.scheduler.running:
+                self.watch.failing = None
             return logits
 
         return spoil

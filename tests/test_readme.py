@@ -45,7 +45,7 @@ def test_tree_names_every_part_and_nothing_else() -> None:
 
 def test_round_is_the_code() -> None:
     shown = blocks("python")[1]
-    assert shown in textwrap.dedent(inspect.getsource(Round.run).split('"""')[-1])
+    assert shown in textwrap.dedent(inspect.getsource(Round.stages).split('"""')[-1])
 
 
 def test_example_runs(smollm2: Loaded) -> None:

@@ -14,19 +14,19 @@ def test_every_shape_is_measured_and_nothing_else_is_left(drafter):
     e = engine(drafter=drafter, k=2, lag=1, adaptive=True)
     warm_up(e, [1, 4], [params()])
     for n in (1, 4):
-        assert e.policy.costs.plain(n) is not None
-        for steps, bucket in e.policy.shapes(n) if drafter == "near" else ():
-            assert (n, steps, bucket) in e.policy.costs._seconds
+        assert e.whole.policy.costs.plain(n) is not None
+        for steps, bucket in e.whole.policy.shapes(n) if drafter == "near" else ():
+            assert (n, steps, bucket) in e.whole.policy.costs._seconds
     assert e.stats == EngineStats() and e.idle and e.pool.allocator.num_free == e.pool.num_blocks
-    assert e.policy.pooled.rates(2) == Survival(0.9).rates(2), "drafts of random text teach nothing"
-    assert e.policy.trial.open and not e.policy._rows
+    assert e.whole.policy.pooled.rates(2) == Survival(0.9).rates(2), "drafts of random text teach nothing"
+    assert e.whole.policy.trial.open and not e.whole.policy._rows
     run(e, [Request([7, 8, 9, 10], 12, params(seed=i)) for i in range(4)])
 
 
 def test_rows_that_never_fit_the_pool_at_once_are_left_out():
     e = engine(drafter="near", k=2, lag=1, blocks=3, adaptive=True)
     warm_up(e, [1, 4], [params()])
-    assert e.policy.costs.plain(1) is not None and e.policy.costs.plain(4) is None
+    assert e.whole.policy.costs.plain(1) is not None and e.whole.policy.costs.plain(4) is None
 
 
 def test_a_round_that_fails_is_told():
@@ -58,6 +58,6 @@ def test_llm_warms_up_before_its_first_request():
     with LLM(model, drafter="lookup", max_rows=2, max_model_len=96, seed=3) as llm:
         want = llm.generate([[1, 2, 3, VOCAB - 1]])[0].token_ids
     with LLM(model, drafter="lookup", max_rows=2, max_model_len=96, seed=3, warm_up=True) as llm:
-        assert llm.engine.policy.costs.plain(2) is not None
+        assert llm.engine.whole.policy.costs.plain(2) is not None
         assert llm.stats.rounds == 0
         assert llm.generate([[1, 2, 3, VOCAB - 1]])[0].token_ids == want

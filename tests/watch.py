@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Generator
 
 import torch
 from support import tiny
@@ -59,7 +60,7 @@ class Watch:
         if isinstance(engine.drafter, ModelDrafter):
             self.twins.update({"drafter": TWINS[drafter]} if drafter in TWINS else {})
             self._watch_model(engine.drafter.model)
-        self._run, engine.round.run = engine.round.run, self._round
+        self._stages, engine.round.stages = engine.round.stages, self._round
         allocator = engine.pool.allocator
         self._evict, allocator._evict = allocator._evict, self._forget_evicted
         self._reset, allocator.reset_prefix_cache = allocator.reset_prefix_cache, self._forget_all
@@ -97,10 +98,10 @@ class Watch:
 
     # -- rounds
 
-    def _round(self, index: torch.Tensor, shape) -> RoundResult:
+    def _round(self, index: torch.Tensor, shape) -> Generator[None, None, RoundResult]:
         rows = self.engine.rows
         before = {r: rows.history[r, : rows.num_tokens[r]].tolist() for r in index.tolist()}
-        result = self._run(index, shape)
+        result = yield from self._stages(index, shape)
         for row, values in zip(index.tolist(), result.values.tolist(), strict=True):
             counts = dict(zip(RoundResult.COLUMNS, values, strict=False))
             self.rounds.append({"row": row, **counts})

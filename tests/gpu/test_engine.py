@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import triton
-from support import CONFIGS, Request, engine, finish, params, run, submit, tiny
+from support import CONFIGS, Processed, Request, engine, finish, odd_after_even, params, run, submit, tiny
 
 from specdec.kernels.reference.philox import gumbel
 from specdec.warm_up import warm_up
@@ -51,6 +51,46 @@ def test_prompts_whose_shape_comes_again_are_replayed(drafter):
 @pytest.mark.parametrize("drafter", ["right", "wrong"])
 def test_python_drafters_run_step_by_step(drafter):
     run(engine(drafter=drafter, k=3, lag=1, device="cuda", graphs=True), requests(3))
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("drafter", ["none", "lookup", "near", "right"])
+def test_rows_that_need_the_host_beside_rows_that_do_not(drafter, graphs, lag):
+    """Rounds of their own, launched around the others', which stay graphs; with preemption where blocks are few."""
+    blocks = 64 if lag < 2 else 24
+    e = engine(drafter=drafter, k=3, rows=5, blocks=blocks, lag=lag, device="cuda", graphs=graphs)
+    each, processed = requests(3), (odd_after_even,)
+    for i, p in enumerate(PROMPTS):
+        wish = dict(temperature=float(i % 2), seed=5 * i, k=0 if i == 3 else 3, logits_processors=processed * (i % 2))
+        each.append((Processed if i % 2 else Request)(p, 14, params(**wish)))
+    run(e, each)
+    if graphs:
+        assert e.graphs.captures > 0
+        assert None not in e.graphs._graphs.values(), "a capture failed"
+        assert not any(e.round.needs_host(shape) for _, shape in e.graphs._graphs)
+
+
+def test_a_processor_waits_for_its_own_rows_alone():
+    """What it looks at is there while the round of the other rows, launched before, still runs."""
+    e = engine(rows=4, lag=1, device="cuda", graphs=True)
+    forward, ahead = e.target.extend, []
+
+    def slow(packed, **kwargs):
+        if torch.cuda.is_current_stream_capturing():
+            torch.cuda._sleep(200_000_000)  # some 100 ms in every replay of the others' rounds
+        return forward(packed, **kwargs)
+
+    def processor(ids, scores):
+        ids.tolist()
+        ahead.extend(not f.event.query() for f in e.flights if f.step == e._steps)
+        return odd_after_even(ids, scores)
+
+    e.target.extend = slow
+    done = Processed([1, 2, 3], 6, params(logits_processors=(odd_after_even,)))
+    done.seq.processors = (processor,)
+    run(e, [Request([7, 8, 9, 10], 6), done])
+    assert True in ahead
 
 
 @pytest.mark.parametrize("name", CONFIGS)
