@@ -189,10 +189,10 @@ def measure_batch(own: transformers.PreTrainedModel, enabled: specdec.hf.Enabled
     look_up = {"prompt_lookup_num_tokens": args.k}
     methods = {
         "transformers": lambda: batch.generate(own),
-        "transformers look-up in turn": lambda: batch.generate_in_turn(own, **look_up),
-        "plug-in look-up": lambda: batch.generate(enabled.model, **look_up),
+        "in turn": lambda: batch.generate_in_turn(own, **look_up),
+        "plug-in": lambda: batch.generate(enabled.model, **look_up),
     }
-    outputs = {"plug-in look-up": methods["plug-in look-up"]()}  # builds its engine
+    outputs = {"plug-in": methods["plug-in"]()}  # builds its engine
     seconds: dict[str, list[float]] = {name: [] for name in methods}
     cpu: dict[str, list[float]] = {name: [] for name in methods}
     before = enabled.stats.emitted, enabled.stats.row_rounds
