@@ -16,7 +16,7 @@ GRAPH_NODES, WORKSPACES = 32 * (16 << 20), 8 * (32 << 20)
 def test_work_is_logits_activations_tables_and_graphs(drafts, width):
     """By hand: fp32 logits and their copy, eight hidden states and three of the MLP, for the larger of both buckets."""
     tokens = 256 * width
-    logits = tokens * COMMON["vocab_size"] * (4 + 4)
+    logits = tokens * COMMON["vocab_size"] * (4 + 4 + 4)
     layer = (8 * COMMON["hidden_size"] + 3 * COMMON["intermediate_size"]) * 4
     stays = table_bytes(257, COMMON["vocab_size"]) + WORKSPACES
     assert Work(drafts, 16, graphs=False).num_bytes(tiny(), 256) == logits + tokens * layer + stays
@@ -31,7 +31,7 @@ def test_tables_of_adjustments_are_as_large_as_planned():
 
 def test_a_model_without_an_intermediate_size():
     work = Work(0, 16, graphs=False)
-    assert work.num_bytes(tiny("gpt2"), 1) == 97 * 8 + 16 * (8 + 12) * 64 * 4 + table_bytes(2, 97) + WORKSPACES
+    assert work.num_bytes(tiny("gpt2"), 1) == 97 * 12 + 16 * (8 + 12) * 64 * 4 + table_bytes(2, 97) + WORKSPACES
 
 
 def test_a_model_whose_layers_have_widths_of_their_own():
@@ -40,7 +40,7 @@ def test_a_model_whose_layers_have_widths_of_their_own():
         model = transformers.Gemma3nForCausalLM(config)
     tokens = 16 * (8 * config.hidden_size + 3 * 96) * 4
     stays = table_bytes(2, config.vocab_size) + WORKSPACES
-    assert Work(0, 16, graphs=False).num_bytes(model, 1) == config.vocab_size * 8 + tokens + stays
+    assert Work(0, 16, graphs=False).num_bytes(model, 1) == config.vocab_size * 12 + tokens + stays
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_rows_that_need_the_host_beside_rows_that_do_not(drafter, graphs, lag):
         each.append((Processed if i % 2 else Request)(p, 14, params(**wish)))
     run(e, each)
     if graphs:
-        assert e.graphs.captures > 0
+        assert (e.graphs.captures > 0) == (drafter != "right")  # with a drafter in Python every round needs the host
         assert None not in e.graphs._graphs.values(), "a capture failed"
         assert not any(e.round.needs_host(shape) for _, shape in e.graphs._graphs)
 
