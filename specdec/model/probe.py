@@ -78,7 +78,7 @@ def verdict_of(model: PreTrainedModel) -> Verdict:
     Any other may have come from outside, such as memory that ran out, and the next model is tried again.
     """
     cls = _own_class(model)
-    key = (cls, json.dumps(model.config.to_diff_dict(), sort_keys=True, default=str))
+    key = (cls, json.dumps(model.config.to_dict(), sort_keys=True, default=str))
     if key in _verdicts:
         return _verdicts[key]
     try:
