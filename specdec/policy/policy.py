@@ -20,6 +20,10 @@ ALLOWANCE, EARNED, MOST_SAVED, SPOILT = 2.5, 0.004, 8.0, 0.03
 """Plain rounds: at the start, restored by a round, saved at most; the share of what was saved beyond the start that a
 round takes away again. 2.5 + 256 * 0.004 is 1.4 % of 256 rounds, and what a good drafter had saved is soon gone."""
 TRIES, PAUSE, LONGEST_PAUSE = 3, 64, 512
+SHORT_PAUSE, LONGEST_SHORT_PAUSE = 8, 64
+"""Of a drafter that paces itself: its misses cost a few percent of a round, and the allowance bounds what they add up to.
+Weak matches come first in a text that is copied later; three of them say nothing about it (docs/results.md).
+"""
 WORTH, SWITCH = 1.02, 1.03
 """What drafting must promise beyond plain decoding, and a new shape beyond the last one: estimates are noisy, and on a
 GPU a shape that is new must be captured."""
@@ -86,11 +90,15 @@ class Reading:
 
 
 class Trial:
-    """Whether to ask a drafter, or ask it for one row: not for `wait` more tokens."""
+    """Whether to ask a drafter, or ask it for one row: not for `wait` more tokens.
 
-    def __init__(self) -> None:
+    tries: misses that suspend what has never hit, None for no such limit; pause, longest: tokens.
+    """
+
+    def __init__(self, tries: int | None = TRIES, pause: int = PAUSE, longest: int = LONGEST_PAUSE) -> None:
+        self.tries, self.shortest, self.longest = tries, pause, longest
         self.misses = self.wait = 0
-        self.pause = PAUSE
+        self.pause = pause
         self.proven = False
 
     @property
@@ -100,22 +108,22 @@ class Trial:
     @property
     def certain(self) -> bool:
         """Whether rounds may draft without knowing yet how the last one went."""
-        return self.proven and self.pause == PAUSE
+        return self.proven and self.pause == self.shortest
 
     def passed(self, tokens: int) -> None:
         self.wait = max(0, self.wait - tokens)
 
     def note(self, hit: bool) -> None:
-        """What an answer was; the third miss of what has never hit suspends it."""
+        """What an answer was; the last of the tries of what has never hit suspends it."""
         self.proven, self.misses = self.proven or hit, 0 if hit else self.misses + 1
-        if not self.proven and self.misses >= TRIES:
+        if not self.proven and self.tries is not None and self.misses >= self.tries:
             self.suspend()
 
     def suspend(self) -> None:
-        self.wait, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+        self.wait, self.pause = self.pause, min(2 * self.pause, self.longest)
 
     def resume(self) -> None:
-        self.wait, self.pause = 0, PAUSE
+        self.wait, self.pause = 0, self.shortest
 
 
 @dataclass(slots=True)
@@ -275,7 +283,9 @@ class Policy:
         return UNKNOWN_CATCH_UP if seconds is None else seconds / plain
 
     def _row(self, key: Hashable) -> _Row:
-        return self._rows.setdefault(key, _Row())
+        if key not in self._rows:
+            self._rows[key] = _Row() if self.stepped else _Row(Trial(None, SHORT_PAUSE, LONGEST_SHORT_PAUSE))
+        return self._rows[key]
 
     # -- learning
 

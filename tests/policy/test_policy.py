@@ -141,10 +141,20 @@ def test_a_draft_model_that_is_always_wrong(batch, lag):
 @pytest.mark.parametrize("token_cost", [0.01, 0.12])
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_look_up_that_is_always_wrong(batch, token_cost, offers):
+    """Its misses are cheap, so what they add up to is bounded, and not how many there are."""
     device = Device(batch, wrong, stepped=False, token_cost=token_cost, offers=offers)
     device.run(Policy(15, stepped=False))
-    assert max(device.losing) <= 5
+    assert max(device.losing) <= 16
     assert device.speed > 0.98
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_look_up_of_a_text_that_is_copied_after_a_while(batch):
+    """Nothing is right for a dozen rounds, then most: code that is written again after a sentence about it."""
+    device = Device(batch, wrong, stepped=False, token_cost=0.04)
+    device.right = lambda r, j: 0.85 if len(device.rounds) >= 12 else 0.0
+    device.run(Policy(15, stepped=False), tokens=96)
+    assert device.speed > 1.5
 
 
 @pytest.mark.parametrize("batch", PLAIN)
