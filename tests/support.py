@@ -71,6 +71,11 @@ def tiny(name: str = "llama", seed: int = 0, noise: float = 0.0, layers: int = 2
     return model
 
 
+def said_by_us(stderr: str) -> str:
+    """Without the lines of torchao's own import, which transformers brings about wherever that package is installed."""
+    return "".join(line for line in stderr.splitlines(True) if "torchao" not in line and "_pytree.py" not in line)
+
+
 def params(temperature: float = 0.0, seed: int = 0, **kwargs) -> SamplingParams:
     return SamplingParams(temperature=temperature, seed=seed, **kwargs).resolve(None)
 
