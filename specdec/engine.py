@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from specdec.advice import advise
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
-from specdec.flight import CatchUp, Flight, reported, send
+from specdec.flight import CatchUp, Flight, reading, reported, send_home
 from specdec.graphs import RoundGraphs, rounded_up
 from specdec.group import Group
-from specdec.kernels.logprobs import logprobs
 from specdec.kvpool import KVPool
 from specdec.logprobs import width
 from specdec.model import PagedModel
-from specdec.policy import Candidate, Outcome, Plan, Policy, Reading
+from specdec.policy import Candidate, Plan, Policy
 from specdec.processing import Processing
 from specdec.prompts import PromptForward
 from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
@@ -136,23 +134,9 @@ class Engine:
     def idle(self) -> bool:
         return self.scheduler.idle and not self.flights
 
-    def check_fits(self, seq: Sequence) -> None:
-        """Raises ValueError if `seq` could never run: longer than a row, or than the pool."""
-        if not 0 < seq.prompt_len < seq.limit:
-            raise ValueError(
-                f"prompt: expected 1 to {self.rows.max_len - 1} tokens, so that one more has a position, "
-                f"got {seq.prompt_len}"
-            )
-        capacity = self.pool.num_blocks * self.pool.block_size
-        if seq.limit - 1 > capacity:
-            raise ValueError(
-                f"prompt: {seq.prompt_len} tokens and up to {seq.limit - seq.prompt_len} more need {seq.limit - 1} KV "
-                f"slots, expected at most {capacity}, the pool's; lower max_tokens or raise kv_memory"
-            )
-
     def submit(self, seq: Sequence, listener: Listener | None = None) -> None:
-        """Queue `seq`. Raises ValueError as `check_fits` does."""
-        self.check_fits(seq)
+        """Queue `seq`. Raises ValueError as `Scheduler.check_fits` does."""
+        self.scheduler.check_fits(seq)
         if listener:
             self.listeners[seq] = listener
         self.scheduler.submit(seq)
@@ -285,7 +269,8 @@ class Engine:
             return False
         try:
             if scored:
-                self._score(prompts.score(chunks), chunks)
+                for chunk, piece in zip(chunks, prompts.score(chunks, self.rows.vocab_size), strict=True):
+                    chunk.seq.scores = [*(chunk.seq.scores if chunk.start else []), piece]
             else:
                 prompts.run(chunks)
         except Exception as error:
@@ -293,15 +278,6 @@ class Engine:
                 self._finish(chunk.seq, "error", error)
             return False
         return True
-
-    def _score(self, logits: Tensor, chunks: list[Chunk]) -> None:
-        """Log-probabilities of the prompts' next tokens, sent home to be read with the output. logits [N, V]."""
-        top, device = width(c.seq.params.prompt_logprobs for c in chunks) or 0, self.rows.device
-        tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
-        tokens = upload(tokens, device).to(device, non_blocking=True)
-        values = send(logprobs(logits[:, : self.rows.vocab_size], tokens, top))
-        for c, piece in zip(chunks, values.split([c.end - c.start for c in chunks]), strict=True):
-            c.seq.scores = [*(c.seq.scores if c.start else []), piece]
 
     def _join(self) -> None:
         for seq in self.scheduler.sequences:
@@ -379,7 +355,7 @@ class Engine:
             took.stop()
         fair = self.graphs is None or self.graphs.captures == captures
         self.stats.rounds += 1
-        values, scores, event = self._send_home(result)
+        values, scores, event = send_home(result)
         flight = Flight(self._steps, group, values, event, seqs, shape, group.plan, drafts, took, fair, scores)
         self.flights.append(flight)
 
@@ -422,15 +398,6 @@ class Engine:
             processed_logprobs=width(s.params.logprobs for s in seqs if s.params.processed_logprobs),
         )
 
-    def _send_home(self, result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
-        """The round's values and log-probabilities in memory that the host can read, after the event."""
-        values, event = send(result.values), None
-        scores = None if result.logprobs is None else send(result.logprobs)
-        if result.values.is_cuda:
-            event = torch.cuda.Event()
-            event.record()
-        return values, scores, event
-
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
         if flight.event:
@@ -459,22 +426,8 @@ class Engine:
             for group in self.groups:
                 running = done.running if group is done.group else 0
                 group.policy.caught_up(done.tokens, running, done.batch, done.took.seconds)
-        rows, tokens = len(flight.seqs), flight.shape.tokens
-        drafted = sum(c["num_drafts"] for c in counts)
-        policy.observe(
-            Reading(
-                batch=rows,
-                steps=flight.shape.draft_steps,
-                places=drafted if tokens is None else tokens - rows,
-                outcomes=[
-                    Outcome(seq, c["num_drafts"], c["num_accepted"], c["num_emitted"])
-                    for seq, c in zip(flight.seqs, counts, strict=True)
-                    if c["ran"] and seq.status is not Status.FINISHED and (flight.drafts[seq] or not self._fixed(seq))
-                ],
-                seconds=flight.took.seconds if flight.took and flight.fair else None,
-                mixed=any(k and self._fixed(seq) for seq, k in flight.drafts.items()),
-            )
-        )
+        policy.observe(reading(flight, counts, self._fixed))
+        rows = len(flight.seqs)
         least = policy.least(rows)
         # Look-up knows one cost of a draft: the whole rounds', where there are any.
         beside = flight.group is self.split and any(f.group is self.whole for f in self.flights)
@@ -492,7 +445,7 @@ class Engine:
         kept, stopped, error = self._tell(seq, token_ids)
         seq.token_ids += token_ids[:kept]
         del seq.logprobs[len(seq) - seq.prompt_len :]
-        self._count(seq, counts, kept)
+        self.stats.count(seq.stats, counts, kept)
         if error:
             self._finish(seq, "error", error)
         elif counts["failed"]:
@@ -518,18 +471,6 @@ class Engine:
         except Exception as error:
             return kept, True, error
         return min(kept, told), stopped or ends, None
-
-    def _count(self, seq: Sequence, counts: dict[str, int], kept: int) -> None:
-        stats, drafted = self.stats, counts["num_drafts"]
-        accepted = min(counts["num_accepted"], kept)
-        cut = kept <= counts["num_accepted"]
-        stats.row_rounds += 1
-        stats.emitted += kept
-        stats.drafted += drafted
-        stats.accepted += accepted
-        stats.accepted_per_round[accepted] += 1
-        stats.places.count(drafted, accepted, cut)
-        seq.stats.count(kept, drafted, accepted, cut)
 
     def _finish(self, seq: Sequence, reason: str, error: BaseException | None = None) -> None:
         for group in self.groups:

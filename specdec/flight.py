@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from specdec.group import Group
 from specdec.logprobs import TokenLogprobs, columns, read
-from specdec.policy import Plan
-from specdec.round import RoundShape
-from specdec.sequence import Sequence
+from specdec.policy import Outcome, Plan, Reading
+from specdec.round import RoundResult, RoundShape
+from specdec.sequence import Sequence, Status
 from specdec.stopwatch import Stopwatch
 
 
@@ -62,3 +63,31 @@ def reported(flight: Flight, b: int, token_ids: list[int]) -> list[TokenLogprobs
     params, first = flight.seqs[b].params, columns(flight.shape.logprobs)
     part = slice(first, None) if params.processed_logprobs else slice(0, first)
     return read(flight.logprobs[b, : len(token_ids), part].tolist(), token_ids, params.logprobs)
+
+
+def send_home(result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
+    """The round's values and log-probabilities in memory that the host can read, after the event."""
+    values, event = send(result.values), None
+    scores = None if result.logprobs is None else send(result.logprobs)
+    if result.values.is_cuda:
+        event = torch.cuda.Event()
+        event.record()
+    return values, scores, event
+
+
+def reading(flight: Flight, counts: list[dict[str, int]], fixed: Callable[[Sequence], bool]) -> Reading:
+    """What the round tells a policy. counts: its columns, a row each; fixed: whether a row's k is not the policy's."""
+    rows, tokens = len(flight.seqs), flight.shape.tokens
+    drafted = sum(c["num_drafts"] for c in counts)
+    return Reading(
+        batch=rows,
+        steps=flight.shape.draft_steps,
+        places=drafted if tokens is None else tokens - rows,
+        outcomes=[
+            Outcome(seq, c["num_drafts"], c["num_accepted"], c["num_emitted"])
+            for seq, c in zip(flight.seqs, counts, strict=True)
+            if c["ran"] and seq.status is not Status.FINISHED and (flight.drafts[seq] or not fixed(seq))
+        ],
+        seconds=flight.took.seconds if flight.took and flight.fair else None,
+        mixed=any(k and fixed(seq) for seq, k in flight.drafts.items()),
+    )

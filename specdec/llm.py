@@ -17,20 +17,19 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
-from specdec.checkpoint import find_checkpoint
+from specdec import options
 from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
 from specdec.engine import DEBUG, Engine, EngineConfig
 from specdec.grammar import Grammars
-from specdec.kernels.check import FP8
-from specdec.kvpool import KVPool, KVSpec
+from specdec.kvpool import KVPool
 from specdec.limits import Wishes, Work, choose
 from specdec.loading import Loaded, load_model
 from specdec.metrics import exposition
-from specdec.model import KVScales, PagedModel, device_of, kv_specs, scales_for
+from specdec.model import PagedModel, device_of, kv_specs
 from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
-from specdec.sampling import MOST_DRAFTS, SamplingParams, check_int, sample_seed
+from specdec.sampling import SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
 from specdec.sequence import RequestStats, Sequence
 from specdec.shown import shown
@@ -44,7 +43,6 @@ _log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 Message = dict[str, str]
-AUTO_K = {"lookup": 15, "model": 8, "own": 4}
 
 
 class LLM:
@@ -99,8 +97,8 @@ class LLM:
     ):
         if verifier not in VERIFIERS:
             raise ValueError(f"verifier: expected {', '.join(VERIFIERS)}, got {shown(verifier)}")
-        _check_drafter(drafter)  # what needs no weights is said before they are loaded
-        _check_k(k, "none")
+        options.check_drafter(drafter)  # what needs no weights is said before they are loaded
+        options.check_k(k, "none")
         check_int("prompt_budget", prompt_budget, 1)
         check_int("seed", seed, -(1 << 63), (1 << 64) - 1)
         check_int("lag", lag, 0, 8)
@@ -111,17 +109,17 @@ class LLM:
         self.seed, self._submitted = seed, 0
         self._grammar: Grammars | None = None
         kind, draft_model = self._find_drafter(drafter, load)
-        self.k = _check_k(k, kind)
+        self.k = options.check_k(k, kind)
         device = device_of(self.model)
         self.vocab_size = self.model.config.get_text_config().vocab_size
-        captured = _on_gpu("graphs", graphs, device)
-        compiled = _on_gpu("compile", compile, device)
+        captured = options.on_gpu("graphs", graphs, device)
+        compiled = options.on_gpu("compile", compile, device)
         specs = kv_specs(self.model, kv_dtype)
-        self.kv_scales = _kv_scales(self.model, specs, kv_scales, self.tokenizer)
+        self.kv_scales = options.kv_scales(self.model, specs, kv_scales, self.tokenizer)
         models, draft_specs, draft_scales = [self.model], [], None
         if draft_model is not None:
             draft_specs = kv_specs(draft_model, drafter_kv_dtype, "drafter_kv_dtype")
-            draft_scales = _kv_scales(draft_model, draft_specs)
+            draft_scales = options.kv_scales(draft_model, draft_specs)
             models.append(draft_model)
         elif drafter_kv_dtype != "auto":
             raise ValueError(f"drafter_kv_dtype: expected a draft model beside it, got {shown(drafter)}")
@@ -137,11 +135,11 @@ class LLM:
                 drafter = ModelDrafter(paged, vocab_size=self.vocab_size, keep_q=verifier != "coupled")
             elif kind == "lookup":
                 drafter = LookupDrafter()
-            captured = captured and _can_be_captured(graphs, target, drafter)
+            captured = captured and options.can_be_captured(graphs, target, drafter)
         except BaseException:
             target.close()  # the model object must be as it was
             raise
-        config = EngineConfig(self.k, prompt_budget, _lag(lag, device), captured, adaptive=k == "auto")
+        config = EngineConfig(self.k, prompt_budget, options.lag(lag, device), captured, adaptive=k == "auto")
         salt = f"{loaded.source}@{loaded.revision}".encode()
         self.engine = Engine(target, VERIFIERS[verifier](self.vocab_size), rows, drafter, config, salt)
         self._handles: dict[Handle, list[Transcript]] = {}  # of requests that have not ended
@@ -230,14 +228,14 @@ class LLM:
         ids = self._encode(prompt)
         params = self._resolve(params or SamplingParams(), len(ids))
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
-        eos = _eos_ids(self.model)
+        eos = options.eos_ids(self.model)
         seqs = [Sequence(ids, params, limit=limit, index=i, eos=eos) for i in range(params.n)]
         for seq in seqs:
             if params.structured:
                 seq.processors = (*seq.processors, self._grammars().processor(params, len(ids)))
         for seq in seqs[1:]:
             seq.parent = seqs[0]
-        self.engine.check_fits(seqs[0])
+        self.engine.scheduler.check_fits(seqs[0])
         handle = Handle(seqs, prompt_index, self._cancel, self._forget, lambda: self._detokenizer(params))
         self._handles[handle] = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
         return handle
@@ -380,7 +378,7 @@ class LLM:
     def _grammars(self) -> Grammars:
         """Made for the first request that needs it: it reads the whole vocabulary."""
         if self._grammar is None:
-            self._grammar = Grammars(self.tokenizer, self.vocab_size, _eos_ids(self.model))
+            self._grammar = Grammars(self.tokenizer, self.vocab_size, options.eos_ids(self.model))
         return self._grammar
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...] | None:
@@ -501,70 +499,6 @@ def _as_batch(prompts: Any) -> list[Prompt] | None:
     if isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], int)):
         return prompts
     return None
-
-
-def _check_drafter(drafter: Any) -> None:
-    if drafter is not None and not isinstance(drafter, (str, os.PathLike, PreTrainedModel, Drafter)):
-        raise TypeError(
-            f'drafter: expected None, "lookup", a model or an object with propose(rows, k), got {type(drafter).__name__}'
-        )
-    if isinstance(drafter, (str, os.PathLike)) and drafter != "lookup":
-        try:
-            find_checkpoint(os.fspath(drafter))
-        except ValueError as error:
-            raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
-
-
-def _check_k(k: int | str, kind: str) -> int:
-    if k == "auto":
-        return AUTO_K.get(kind, 0)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f'k: expected "auto" or an int, got {type(k).__name__} {shown(k)}')
-    check_int("k", k, 0, MOST_DRAFTS)
-    return k
-
-
-def _kv_scales(model: PreTrainedModel, specs: list[KVSpec], wish: Any = None, tokenizer: Any = None) -> KVScales | None:
-    """Scales of a model whose KV is as `specs` say, None if that is not fp8."""
-    if specs[0].dtype == FP8:
-        return scales_for(model, wish, tokenizer)
-    if wish is not None:
-        raise ValueError(f'kv_scales: expected kv_dtype="fp8" beside them, got KV in {specs[0].dtype}')
-    return None
-
-
-def _lag(lag: int | None, device: torch.device) -> int:
-    """On a GPU the host works a round behind, so that its work hides behind the device's."""
-    return lag if lag is not None else int(device.type != "cpu")
-
-
-def _on_gpu(name: str, wish: bool | str, device: torch.device) -> bool:
-    """A switch that is on by itself on a GPU. Raises ValueError where it is asked for without one."""
-    if wish == "auto":
-        return device.type == "cuda"
-    if not isinstance(wish, bool):
-        raise TypeError(f'{name}: expected "auto" or a bool, got {type(wish).__name__} {shown(wish)}')
-    if wish and name == "graphs" and device.type != "cuda":
-        raise ValueError(f"graphs: CUDA graphs need a GPU, the model is on {device}")
-    return wish
-
-
-def _can_be_captured(wish: bool | str, target: PagedModel, drafter: Any) -> bool:
-    """Whether rounds can be CUDA graphs with these models. Raises ValueError if they can't and it was asked for."""
-    models = [target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
-    reasons = [m.slow for m in models if m.slow] or [
-        f"the drafter is on {m.device}, the target on {target.device}" for m in models if m.device != target.device
-    ]
-    if reasons and wish is True:
-        raise ValueError(f"graphs: {reasons[0]}; leave graphs out")
-    return not reasons
-
-
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(model.config.get_text_config(), "eos_token_id", None)
-    return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
 
 
 def _failed(prompt: Prompt, index: int, error: Exception) -> Output:

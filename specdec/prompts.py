@@ -7,7 +7,10 @@ from torch import Tensor
 
 from specdec.advice import advise
 from specdec.chunks import ChunkShape, Layout, lay_out, packed
+from specdec.flight import send
 from specdec.graphs import captured
+from specdec.kernels.logprobs import logprobs
+from specdec.logprobs import width
 from specdec.model import PagedModel
 from specdec.rows import upload
 from specdec.scheduler import Chunk
@@ -52,10 +55,15 @@ class PromptForward:
         graph.replay()
         self.replays += 1
 
-    def score(self, chunks: list[Chunk]) -> Tensor:
-        """Write the KV of `chunks`; [N, vocab] logits of their tokens."""
+    def score(self, chunks: list[Chunk], vocab_size: int) -> tuple[Tensor, ...]:
+        """Write the KV of `chunks`; the log-probabilities of each one's next tokens, on their way to the host."""
         layout = self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size))
-        return self.model.extend(packed(layout, self.model.pool.block_size, _longest(chunks)), prompt=True)
+        logits = self.model.extend(packed(layout, self.model.pool.block_size, _longest(chunks)), prompt=True)
+        top = width(c.seq.params.prompt_logprobs for c in chunks) or 0
+        tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
+        tokens = upload(tokens, self.device).to(self.device, non_blocking=True)
+        values = send(logprobs(logits[:, :vocab_size], tokens, top))
+        return values.split([c.end - c.start for c in chunks])
 
     def capture(self) -> None:
         """Capture the shapes that have run once."""

@@ -61,6 +61,20 @@ class Scheduler:
 
     # -- admission
 
+    def check_fits(self, seq: Sequence) -> None:
+        """Raises ValueError if `seq` could never run: longer than a row, or than the pool."""
+        if not 0 < seq.prompt_len < seq.limit:
+            raise ValueError(
+                f"prompt: expected 1 to {self.rows.max_len - 1} tokens, so that one more has a position, "
+                f"got {seq.prompt_len}"
+            )
+        capacity = self.pool.num_blocks * self.pool.block_size
+        if seq.limit - 1 > capacity:
+            raise ValueError(
+                f"prompt: {seq.prompt_len} tokens and up to {seq.limit - seq.prompt_len} more need {seq.limit - 1} KV "
+                f"slots, expected at most {capacity}, the pool's; lower max_tokens or raise kv_memory"
+            )
+
     def admit(self, in_flight: Iterable[Sequence]) -> list[tuple[int, int]]:
         """Give waiting sequences rows and blocks, first come first served. Returns blocks to copy (copy on write).
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from specdec.acceptance import Acceptance
+from specdec.sequence import RequestStats
 
 PARTS = ("prompts", "launch", "wait", "step")
 """Of the time of the engine's thread; `step` is all of it."""
@@ -43,6 +44,18 @@ class EngineStats:
             yield
         finally:
             self.seconds[part] += time.perf_counter() - start
+
+    def count(self, of_request: RequestStats, counts: dict[str, int], kept: int) -> None:
+        """Add a row's round, here and to its request's: what it brought, and how many of its tokens were kept."""
+        drafted, accepted = counts["num_drafts"], min(counts["num_accepted"], kept)
+        cut = kept <= counts["num_accepted"]
+        self.row_rounds += 1
+        self.emitted += kept
+        self.drafted += drafted
+        self.accepted += accepted
+        self.accepted_per_round[accepted] += 1
+        self.places.count(drafted, accepted, cut)
+        of_request.count(kept, drafted, accepted, cut)
 
     @property
     def acceptance_length(self) -> float:

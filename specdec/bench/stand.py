@@ -23,7 +23,7 @@ from specdec.bench.trace import Run, StepTime, Trace
 from specdec.detokenizer import Detokenizer
 from specdec.draft import LookupDrafter
 from specdec.engine import Engine
-from specdec.llm import AUTO_K
+from specdec.options import AUTO_K
 from specdec.sequence import Sequence
 from specdec.verify import VERIFIERS
 
