@@ -69,10 +69,11 @@ class Work:
         """Memory that it takes on a GPU, in bytes, estimated from shapes.
 
         T = rows * (1 + drafts, rounded up to a power of two) tokens are the largest bucket of a round. Logits [T, vocab] in the
-        model's dtype, once in fp32, where they are adjusted, and as much for those of draft steps, which the allocator may
-        still hold in pieces; activations of one layer of max(T, prompt_budget) tokens:
-        eight tensors as wide as the hidden state and three as wide as the MLP; both once more in the pool of the graphs.
-        And what stays: tables of what rows want done to their logits, workspaces, and the nodes of GRAPHS graphs.
+        model's dtype, once in fp32, where they are adjusted, and as much again: a round without graphs was seen to need more
+        than these two copies, and what holds the rest is not known. Activations of one layer of max(T, prompt_budget)
+        tokens: eight tensors as wide as the hidden state and three as wide as the MLP. All of that once more in the pool
+        of the graphs. And what stays: tables of what rows want done to their logits, workspaces, and the nodes of GRAPHS
+        graphs.
         """
         config = model.config.get_text_config()
         drafts = 1 << (self.drafts - 1).bit_length() if self.drafts else 0

@@ -224,7 +224,6 @@ class LLM:
 
     def _prepare(self, prompt: Prompt, params: SamplingParams | None, prompt_index: int) -> Handle:
         """A request that has not started yet."""
-        self._refuse_training()
         ids = self._encode(prompt)
         params = self._resolve(params or SamplingParams(), len(ids))
         limit = min(len(ids) + params.max_tokens, self.limits.max_model_len)
@@ -236,12 +235,13 @@ class LLM:
         for seq in seqs[1:]:
             seq.parent = seqs[0]
         self.engine.scheduler.check_fits(seqs[0])
-        handle = Handle(seqs, prompt_index, self._cancel, self._forget, lambda: self._detokenizer(params))
-        self._handles[handle] = [Transcript(handle, self._detokenizer(params)) for _ in seqs]
-        return handle
+        return Handle(seqs, prompt_index, self._cancel, self._forget, lambda: self._detokenizer(params))
 
     def _start(self, handles: list[Handle]) -> None:
         """Hand requests to the engine in one piece, so that it takes in as many prompts at a time as it can."""
+        self._refuse_training()
+        for handle in handles:
+            self._handles[handle] = [Transcript(handle, handle.detokenizer()) for _ in handle.seqs]
         pairs = [pair for h in handles for pair in zip(h.seqs, self._handles[h], strict=True)]
 
         def start() -> None:

@@ -19,11 +19,16 @@ from specdec.shown import shown
 AUTO_K = {"lookup": 15, "model": 8, "own": 4}
 
 
-def check_drafter(drafter: Any) -> None:
+def check_drafter_type(drafter: Any) -> None:
     if drafter is not None and not isinstance(drafter, (str, os.PathLike, PreTrainedModel, Drafter)):
         raise TypeError(
             f'drafter: expected None, "lookup", a model or an object with propose(rows, k), got {type(drafter).__name__}'
         )
+
+
+def check_drafter(drafter: Any) -> None:
+    """Before any weights are loaded: of a kind that there is, and found, if it is a name."""
+    check_drafter_type(drafter)
     if isinstance(drafter, (str, os.PathLike)) and drafter != "lookup":
         try:
             find_checkpoint(os.fspath(drafter))

@@ -73,7 +73,7 @@ class Handle:
         detokenizer: Callable[[], Detokenizer | None],
     ):
         self.seqs, self.prompt_index = seqs, prompt_index
-        self._cancel, self._ended, self._detokenizer = cancel, ended, detokenizer
+        self._cancel, self._ended, self.detokenizer = cancel, ended, detokenizer
         self._news: list[_News] = []
         self._changed = threading.Condition()
         self._finished = threading.Event()
@@ -81,7 +81,7 @@ class Handle:
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces as they come, of all samples, until the last one has ended. Raises the error of a failed sample."""
-        texts = {seq.index: _Text(self._detokenizer()) for seq in self.seqs}
+        texts = {seq.index: _Text(self.detokenizer()) for seq in self.seqs}
         read = 0
         while not self._finished.is_set() or read < len(self._news):
             with self._changed:

@@ -11,7 +11,7 @@ from specdec.flight import send
 from specdec.graphs import captured
 from specdec.kernels.logprobs import logprobs
 from specdec.logprobs import width
-from specdec.model import PagedModel
+from specdec.model import Packed, PagedModel
 from specdec.rows import upload
 from specdec.scheduler import Chunk
 
@@ -43,7 +43,7 @@ class PromptForward:
             shape = None
         found = self._captured.get(shape) if shape else None
         if found is None:
-            self._extend(self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size)), _longest(chunks))
+            self.model.extend(self._exact(chunks), logits=False)
             if shape and shape not in self._captured and shape not in self._wanted:
                 self._wanted.append(shape)
             return
@@ -57,8 +57,7 @@ class PromptForward:
 
     def score(self, chunks: list[Chunk], vocab_size: int) -> tuple[Tensor, ...]:
         """Write the KV of `chunks`; the log-probabilities of each one's next tokens, on their way to the host."""
-        layout = self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size))
-        logits = self.model.extend(packed(layout, self.model.pool.block_size, _longest(chunks)), prompt=True)
+        logits = self.model.extend(self._exact(chunks), prompt=True)
         top = width(c.seq.params.prompt_logprobs for c in chunks) or 0
         tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
         tokens = upload(tokens, self.device).to(self.device, non_blocking=True)
@@ -80,18 +79,18 @@ class PromptForward:
     def _capture(self, shape: ChunkShape) -> tuple[Layout, torch.cuda.CUDAGraph] | None:
         inputs = self._send(lay_out([], shape, self.model.vocab_size))  # all padding: writes nothing
         try:
-            graph, _ = captured(lambda: self._extend(inputs, shape.tokens), self._pool)
+            graph, _ = captured(
+                lambda: self.model.extend(packed(inputs, self.model.pool.block_size, shape.tokens), logits=False),
+                self._pool,
+            )
         except Exception as error:
             advise(f"prompts of {shape.tokens} tokens could not be captured: {error!r}")
             return None
         return inputs, graph
 
-    def _extend(self, layout: Layout, max_seqlen_q: int) -> None:
-        self.model.extend(packed(layout, self.model.pool.block_size, max_seqlen_q), logits=False)
+    def _exact(self, chunks: list[Chunk]) -> Packed:
+        layout = self._send(lay_out(chunks, ChunkShape.exact(chunks), self.model.vocab_size))
+        return packed(layout, self.model.pool.block_size, max(c.end - c.start for c in chunks))
 
     def _send(self, layout: Layout) -> Layout:
         return Layout(*(upload(part, self.device).to(self.device, non_blocking=True) for part in layout))
-
-
-def _longest(chunks: list[Chunk]) -> int:
-    return max(c.end - c.start for c in chunks)

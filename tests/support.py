@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 
 import torch
 import transformers
@@ -310,6 +311,24 @@ def finish(engine: Engine, steps: int = 2000) -> None:
         engine.check()
     assert engine.idle, "no progress"
     assert engine.pool.allocator.num_free == engine.pool.num_blocks, "blocks are owned though nothing runs"
+
+
+def disturbed_step(engine: Engine, rng: random.Random, odds: float) -> None:
+    """A step, before which a running row may be cancelled, and another one preempted."""
+    running = engine.scheduler.running
+    if running and rng.random() < odds:
+        engine.cancel(rng.choice(running))
+    if running and rng.random() < odds:
+        engine.scheduler.preempt(rng.choice(running))
+    engine.step()
+    engine.check()
+
+
+def assert_plain_until_cancelled(request: Request) -> None:
+    if request.seq.finish_reason == "cancelled":
+        assert request.seq.token_ids == request.full[: len(request.seq)]
+    else:
+        assert_plain(request)
 
 
 def assert_plain(request: Request) -> None:

@@ -3,7 +3,19 @@
 import random
 
 import pytest
-from support import Known, Processed, Request, assert_plain, engine, finish, odd_after_even, params, run, submit
+from support import (
+    Known,
+    Processed,
+    Request,
+    assert_plain_until_cancelled,
+    disturbed_step,
+    engine,
+    finish,
+    odd_after_even,
+    params,
+    run,
+    submit,
+)
 
 PROMPTS = [[5], [7, 8, 9, 10], [4, 9, 4, 9, 4, 9, 4, 9, 4], [1, 2, 3] * 7, [20] * 12]
 
@@ -98,19 +110,10 @@ def test_joining_leaving_and_preemption_at_random(drafter):
         for _ in range(30):
             if rng.random() < 0.3:
                 each += submit(e, [rng.choice(mixed(new=rng.choice([3, 7])))])
-            running = e.scheduler.running
-            if running and rng.random() < 0.1:
-                e.cancel(rng.choice(running))
-            if running and rng.random() < 0.1:
-                e.scheduler.preempt(rng.choice(running))
-            e.step()
-            e.check()
+            disturbed_step(e, rng, 0.1)
         finish(e)
         for r in each:
-            if r.seq.finish_reason == "cancelled":
-                assert r.seq.token_ids == r.full[: len(r.seq)]
-            else:
-                assert_plain(r)
+            assert_plain_until_cancelled(r)
 
 
 def test_a_drafter_that_fails_between_rounds_of_others():

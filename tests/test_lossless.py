@@ -7,7 +7,19 @@ drafters that are always right and always wrong.
 import random
 
 import pytest
-from support import DRAFTERS, VOCAB, Request, assert_plain, engine, finish, params, run, submit
+from support import (
+    DRAFTERS,
+    VOCAB,
+    Request,
+    assert_plain,
+    assert_plain_until_cancelled,
+    disturbed_step,
+    engine,
+    finish,
+    params,
+    run,
+    submit,
+)
 
 _rng = random.Random(0)
 PROMPTS = [
@@ -173,19 +185,10 @@ def test_requests_join_and_leave_at_random():
                 prompt = prompt[: rng.randint(1, len(prompt))]
                 p = params(float(rng.random() < 0.5), seed=rng.randint(0, 2), k=rng.randint(0, 4))
                 each += submit(e, [Request(prompt, rng.randint(1, 18), p)])
-            running = e.scheduler.running
-            if running and rng.random() < 0.05:
-                e.cancel(rng.choice(running))
-            if running and rng.random() < 0.05:
-                e.scheduler.preempt(rng.choice(running))
-            e.step()
-            e.check()
+            disturbed_step(e, rng, 0.05)
         finish(e)
         for r in each:
-            if r.seq.finish_reason == "cancelled":
-                assert r.seq.token_ids == r.full[: len(r.seq)]
-            else:
-                assert_plain(r)
+            assert_plain_until_cancelled(r)
 
 
 @pytest.mark.parametrize("tokens", [4, 5, 7, 10, 24])

@@ -21,12 +21,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 
 from specdec.advice import advise
-from specdec.draft import Drafter, LookupDrafter, check_vocabulary
+from specdec.draft import LookupDrafter, check_vocabulary
 from specdec.hf.call import Call
 from specdec.hf.session import Need, Options, Session
 from specdec.limits import Wishes
 from specdec.loading import load_model
 from specdec.model import device_of, kv_specs
+from specdec.options import check_drafter_type
 from specdec.shown import shown
 from specdec.stats import EngineStats
 
@@ -147,7 +148,7 @@ class Enabled:
 
     def custom(self, call: Call, drafter: Any, k: int | None) -> Tensor | GenerateDecoderOnlyOutput:
         """A call that asked for the paged runtime by name. Raises ValueError for what has no paged form."""
-        _check_drafter(drafter)
+        check_drafter_type(drafter)
         _check_k(k)
         obstacle = call.obstacle(self.options.llm.get("max_model_len"))
         if isinstance(drafter, PreTrainedModel):
@@ -191,7 +192,7 @@ def enable(
     if unknown:
         raise TypeError(f"enable: expected options among {', '.join(LLM_OPTIONS)}, got {', '.join(unknown)}")
     Wishes(**{name: options[name] for name in options if name in Wishes.__dataclass_fields__})
-    _check_drafter(drafter)
+    check_drafter_type(drafter)
     _check_k(k)
     disable(model)
     kv_specs(model, options.get("kv_dtype", "auto"))  # raises if paging can't serve it
@@ -314,14 +315,6 @@ def _check_model(model: Any) -> None:
         )
     if model.config.is_encoder_decoder:
         raise ValueError(f"model: expected a decoder-only language model, got {type(model).__name__}")
-
-
-def _check_drafter(drafter: Any) -> None:
-    if drafter is not None and not isinstance(drafter, (str, os.PathLike, PreTrainedModel, Drafter)):
-        raise TypeError(
-            f'drafter: expected None, "lookup", a model or an object with propose(rows, k), '
-            f"got {type(drafter).__name__}"
-        )
 
 
 def _check_k(k: Any) -> None:
