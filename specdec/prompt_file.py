@@ -36,11 +36,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises ValueError naming file and line (in a list: where the entry begins), OSError if the file can't be read.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Windows begins files with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from None
-    if path.suffix not in (".json", ".jsonl"):
-        prompts = [Prompt(line) for line in text.splitlines() if line.strip()]
+    if path.suffix.lower() not in (".json", ".jsonl"):
+        prompts = [Prompt(line) for line in text.split("\n") if line.strip()]
     else:
         entries = _list_entries(path, text) if text.lstrip().startswith("[") else _line_entries(path, text)
         prompts = [_prompt(value, where) for where, value in entries]
@@ -66,7 +66,8 @@ def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _line_entries(path: Path, text: str) -> list[tuple[str, Any]]:
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    # Not splitlines: JSON may hold characters that it takes for the end of a line, such as U+2028.
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [(f"{path}, line {i}", _json(line, path, i)) for i, line in lines]
 
 
@@ -77,12 +78,16 @@ def _json(text: str, path: Path, line: int = 0) -> Any:
         raise ValueError(
             f"{path}, line {line or error.lineno}: expected JSON, {error.msg} at column {error.colno}"
         ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists thousands deep
+        at = f"{path}, line {line}" if line else str(path)
+        raise ValueError(f"{at}: expected JSON of a prompt, {error}") from None
 
 
 def _prompt(value: Any, where: str) -> Prompt:
     fields = value if isinstance(value, dict) else {"prompt": value}
     kinds = [name for name in ("prompt", "messages", "conversations") if name in fields]
     content = fields[kinds[0]] if len(kinds) == 1 else None
+    _check_text(value, where)
     if content is None or (kinds == ["prompt"] and not (isinstance(content, str) and content)):
         raise ValueError(f"{where}: {_EXPECTED}, got {json.dumps(value, ensure_ascii=False)[:60]}")
     task = fields.get("task", "all")
@@ -93,6 +98,14 @@ def _prompt(value: Any, where: str) -> Prompt:
     elif kinds == ["conversations"]:
         content = _opening(_turns(content, where, "from", "value"), where)
     return Prompt(content, task)
+
+
+def _check_text(value: Any, where: str) -> None:
+    """Half a surrogate pair, which JSON can spell, is no text."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: expected text, got half a character, {error.object[error.start]!a}") from None
 
 
 def _turns(turns: Any, where: str, speaker: str, said: str) -> list[Message]:

@@ -65,6 +65,9 @@ def test_sharegpt_list(tmp_path: Path) -> None:
             "line 4 (entry 2): expected a string",
         ),
         (['[{"prompt": "a"},', "{]"], "line 2: expected JSON"),
+        (['"ok"', "[" * 10_000 + "]" * 10_000], "line 2: expected JSON of a prompt"),
+        (['"ok"', '{"prompt": ' + "9" * 5000 + "}"], "line 2: expected JSON of a prompt"),
+        (['"ok"', r'{"prompt": "\ud83d"}'], r"line 2: expected text, got half a character, '\ud83d'"),
         (["[]"], "expected at least one prompt, got none"),
         ([" ", ""], "expected at least one prompt, got none"),
     ],
@@ -93,3 +96,13 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         read_prompts(tmp_path / "a.jsonl")
     with pytest.raises(OSError):
         read_prompts(tmp_path / "missing.jsonl")
+
+
+def test_what_other_systems_write(tmp_path: Path) -> None:
+    """A byte order mark, CR LF, a suffix in capitals, and characters that Python takes for the end of a line."""
+    file = tmp_path / "a.JSONL"
+    file.write_bytes('\ufeff{"prompt": "one"}\r\n\r\n{"prompt": "two\u2028\x85lines"}\r\n'.encode())
+    assert read_prompts(file) == [Prompt("one"), Prompt("two\u2028\x85lines")]
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeffone\r\ntwo\u2028\x0cends\r\n".encode())
+    assert read_prompts(file) == [Prompt("one"), Prompt("two\u2028\x0cends")]
