@@ -22,11 +22,16 @@ from specdec.bench.document import Document, Result
 from specdec.bench.statistics import CURVE, FEW, Distribution
 
 INK, FAINT = "#1f2430", "#c9ced8"
-SERIES = ("#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#db2777", "#0891b2", "#b45309", "#4d7c0f", "#be123c")
+SERIES = (
+    "#6b7280", "#2563eb", "#d97706", "#059669", "#9333ea", "#db2777", "#0891b2", "#b45309", "#4d7c0f", "#be123c",
+    "#1e3a8a", "#ef4444", "#0d9488", "#713f12",
+)  # fmt: skip
 """Colours of the methods, plain first. The page replaces each by a variable, so that dark mode has its own."""
+_BARS = {"prompts": "95 % interval over prompts", "runs": "lowest to highest run (batches of one set of prompts)"}
 PARTS = ("draft", "verify", "sample", "other", "host", "idle")
 _STYLE: Any = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "svg.hashsalt": "specdec",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -97,9 +102,9 @@ def _speedups(document: Document) -> Iterator[Chart]:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         _legend(axes)
-        caption = (
-            "Decode tokens per second over plain decoding's in the same process. Bars: 95 % interval over prompts."
-        )
+        kinds = dict.fromkeys(r.decode_speedup.over for r in results if r.decode_speedup)
+        bars = " or ".join(_BARS[kind] for kind in kinds)
+        caption = f"Decode tokens per second over plain decoding's in the same process. Bars: {bars}."
         yield Chart(f"speedup{name.suffix}", axes.get_title(), caption, figure)
     yield from _tasks(document)
 
@@ -121,12 +126,13 @@ def _tasks(document: Document) -> Iterator[Chart]:
         others = [r for r in smallest if r.method != "plain"]
         if plain is None or not others or len(plain.tasks) < 2:
             continue
-        figure, axes = _figure(document, f"Speed by task{name.title}", height=0.9 + 0.42 * len(plain.tasks))
+        tasks = list(plain.task_speedups(plain))
+        figure, axes = _figure(document, f"Speed by task{name.title}", height=1.0 + 0.42 * len(tasks))
         for r in others:
-            ratios = list(r.task_speedups(plain).values())
+            ratios = [r.task_speedups(plain)[task] for task in tasks]
             axes.plot(ratios, range(len(ratios)), "o", color=_colour(document, r.arm), label=r.arm, markersize=5)
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=":")
-        axes.set_yticks(range(len(plain.tasks)), [t.task for t in plain.tasks])
+        axes.set_yticks(range(len(tasks)), [task if len(task) <= 20 else f"{task[:19]}…" for task in tasks])
         axes.set_xlim(left=0)
         axes.invert_yaxis()
         axes.set_xlabel("× plain")
@@ -149,6 +155,7 @@ def _acceptance(document: Document) -> Iterator[Chart]:
         for r in drafted:
             _positions(axes, r, _colour(document, r.arm))
         axes.set(xlabel="position of the draft", ylabel="accepted, %", ylim=(0, 105))
+        axes.set_xlim(0.5, max(r.acceptance.sure for r in drafted if r.acceptance) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
         _legend(axes)
@@ -320,7 +327,7 @@ def _groups(document: Document) -> Iterator[tuple[_Group, list[Result]]]:
     for context, temperature in keys:
         group = _Group("", "")
         if len(keys) > 1:
-            group = _Group(f", context {context}, T={temperature:g}", f"-{context}-{temperature:g}")
+            group = _Group(f"\ncontext {context}, T={temperature:g}", f"-{context}-{temperature:g}")
         yield group, [r for r in document.results if (r.context, r.temperature) == (context, temperature)]
 
 
@@ -334,14 +341,19 @@ def _colour(document: Document, arm: str) -> str:
 
 
 def _figure(document: Document, title: str, height: float = 3.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(4.0, height), layout="constrained")
+    title += f"\n{document.label}" if document.label else ""
+    figure = Figure(figsize=(4.0, height + 0.17 * title.count("\n")), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title + (f"\n{document.label}" if document.label else ""))
+    axes.set_title(title)
     return figure, axes
 
 
 def _legend(axes: Axes, columns: int = 2) -> None:
-    axes.figure.legend(loc="outside lower left", ncols=columns)
+    """Below the axes, which keep their height however many lines it takes."""
+    rows, figure = -(-len(axes.get_legend_handles_labels()[1]) // columns), axes.get_figure(root=True)
+    assert figure is not None, "axes that are drawn are in a figure"
+    figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 2))
+    figure.legend(loc="outside lower left", ncols=columns)
 
 
 def _inline(svg: str, name: str, title: str) -> str:

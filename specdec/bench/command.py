@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import specdec.bench
-from specdec.bench.settings import Settings, depths, names, numbers, reals
+from specdec.bench.settings import LENGTHS, Settings, depths, names, numbers, reals
 
 # typer brings click or carries its own copy of it, by version; the error has the same name in both.
 UsageError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
@@ -94,7 +94,7 @@ def bench(
         lambda: Settings(
             target=target, drafter=drafter, methods=names(everything if methods is None else methods),
             batch=numbers("batch", batch), k=depths(k), verifier=verifier, temperatures=reals("temperature", temperature),
-            prompts=prompts, input_lens=() if lengths is None else numbers("input-len", lengths),
+            prompts=prompts, input_lens=() if lengths is None else numbers(LENGTHS, lengths),
             output_len=output_len, limit=limit, runs=runs, acceptance_length=synthetic_acceptance,
             random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
             latency_target_ms=latency_target, prompt_budget=prompt_budget,
@@ -102,12 +102,14 @@ def bench(
             dtype=dtype, kv_dtype=kv_dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
         )
     )  # fmt: skip
-    document = _measured(settings, lambda document: _write(json if json and _is_plain(json) else None, document))
-    _write(json, document)
-    if report is not None:  # files first: whoever reads standard output may stop reading
-        written = specdec.bench.write_report(document, report)
-        print(f"specdec: report written to {written}", file=sys.stderr)
-    specdec.bench.print_results(document, _console())
+    document = _measured(settings, partial(_keep, json))
+    try:  # files first: whoever reads standard output may stop reading
+        _write(json, document)
+        if report is not None:
+            written = specdec.bench.write_report(document, report)
+            print(f"specdec: report written to {written}", file=sys.stderr)
+    finally:
+        specdec.bench.print_results(document, _console())
     raise typer.Exit(130 if document.interrupted else 0 if document.results else 1)
 
 
@@ -134,9 +136,28 @@ def _is_plain(file: Path) -> bool:
     return file.is_file() or not file.exists()
 
 
+def _keep(file: Path | None, document: Any) -> None:
+    """Write what was measured so far. A disk that is full now may not be at the end, and figures are worth more."""
+    if file is not None and _is_plain(file):
+        with suppress(OSError):
+            _write(file, document)
+
+
 def _write(file: Path | None, document: Any) -> None:
-    if file is not None:
-        file.write_text(document.to_json(), encoding="utf-8")
+    """A plain file takes the place of an older one when it is whole."""
+    if file is None:
+        return
+    text = document.to_json()
+    if not (_is_plain(file) and os.access(file.parent, os.W_OK)):
+        file.write_text(text, encoding="utf-8")
+        return
+    file = file.resolve()
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _measured(settings: Settings, keep: Callable[[Any], None]) -> Any:
@@ -174,8 +195,8 @@ def _check_output(json: Path | None, report: Path | None) -> None:
         raise UsageError("report: it needs matplotlib: pip install 'specdec[bench]'")
     if json is not None and not json.parent.is_dir():
         raise UsageError(f"json: expected a file in a folder that is there, got {json}")
-    if json is not None and (json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK)):
-        raise UsageError(f"json: expected a file that can be written, got {json}")
+    if json is not None and (_is_plain(json) or json.is_dir()):
+        _check_file(json)
     if report is not None and report.exists() and not report.is_dir():
         raise UsageError(f"report: expected a folder, got the file {report}")
     if report is not None:
@@ -185,6 +206,17 @@ def _check_output(json: Path | None, report: Path | None) -> None:
             raise UsageError(
                 f"report: expected a folder that can be written, got {report}: {error.strerror}"
             ) from error
+
+
+def _check_file(json: Path) -> None:
+    """By opening it: permissions alone don't tell."""
+    there = json.exists()
+    try:
+        json.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"json: expected a file that can be written, got {json}: {error.strerror}") from error
+    if not there:
+        json.unlink()
 
 
 def _console() -> Console:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 
 from specdec.bench.document import Document, Result
 from specdec.bench.sheet import Sheet
@@ -23,11 +24,11 @@ class Row:
     after: Result
 
     @property
-    def decode(self) -> Change:
+    def decode(self) -> Change | None:
         return _change(self.before.decode_tok_s.values, self.after.decode_tok_s.values)
 
     @property
-    def whole(self) -> Change:
+    def whole(self) -> Change | None:
         return _change(self.before.whole_tok_s.values, self.after.whole_tok_s.values)
 
 
@@ -80,10 +81,10 @@ def print_comparison(before: Document, after: Document, console: Console) -> Non
     else:
         console.print("no method was measured at the same batch, context and temperature in both files")
     for text in differences(before, after):
-        console.print(f"[yellow]differs[/] {text}")
+        console.print(f"[yellow]differs[/] {escape(text)}")
     for text in _unmatched(before, after):
         console.print(f"only in one file: {text}")
-    if any(row.decode.noise is None for row in rows):
+    if any(len(r.whole_tok_s.values) == 1 for row in rows for r in (row.before, row.after)):
         console.print("[yellow]note[/] a single run has no noise to compare with: use --runs 3 or more")
 
 
@@ -110,7 +111,9 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _words(change: Change) -> list[str]:
+def _words(change: Change | None) -> list[str]:
+    if change is None:
+        return ["", "", ""]
     noise = "?" if change.noise is None else f"±{change.noise:.1%}"
     return [f"{change.relative:+.1%}", noise, _WORDS.get(change.verdict, change.verdict)]
 
@@ -126,8 +129,6 @@ def _key(r: Result) -> Key:
     return r.method, r.batch, r.context, r.temperature, r.k
 
 
-def _change(a: list[float], b: list[float]) -> Change:
-    """Rates of 0, of runs too short to have a step without prompt work, say nothing."""
-    if min(*a, *b) <= 0:
-        return Change(0.0, None)
-    return Change.of(a, b)
+def _change(a: list[float], b: list[float]) -> Change | None:
+    """None for rates of 0, of runs too short to have a step without prompt work: they say nothing."""
+    return Change.of(a, b) if min(*a, *b) > 0 else None

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specdec.bench.mixed import ANSWER, ARRIVALS
-from specdec.bench.settings import Settings
+from specdec.bench.settings import LENGTHS, Settings
 from specdec.bench.shapes import config_of, random_model
 from specdec.bench.stand import out_of_memory, reason
 from specdec.bench.workload import SHIPPED, Workload, random_workload, tokenized
@@ -126,7 +126,7 @@ def _load_drafter(settings: Settings, target: PreTrainedModel, tokenizer: Any) -
 
 
 def _random(settings: Settings, target: PreTrainedModel) -> list[Workload]:
-    _check_positions("input-len", max(settings.input_lens), settings.output_len, target)
+    _check_positions(LENGTHS, max(settings.input_lens), settings.output_len, target)
     vocab_size = target.config.get_text_config().vocab_size
     count, single = settings.limit or max(settings.batch), settings.limit is None
     workloads = [random_workload(n, count, vocab_size, settings.seed) for n in settings.input_lens]

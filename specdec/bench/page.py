@@ -31,6 +31,7 @@ from specdec.bench.table import (
 _DARK = (
     "#e5e7eb", "#3f4757",
     "#9ca3af", "#60a5fa", "#fbbf24", "#34d399", "#c084fc", "#f472b6", "#22d3ee", "#f59e0b", "#a3e635", "#fb7185",
+    "#818cf8", "#ef4444", "#2dd4bf", "#ca8a04",
 )  # fmt: skip
 _CSS = """
 :root { color-scheme: light dark; %(light)s --page: #ffffff; --panel: #f6f7f9; --bad: #b91c1c; --good: #047857; }

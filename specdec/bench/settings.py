@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.sampling import MOST_DRAFTS
+from specdec.sampling import MOST_DRAFTS, SamplingParams
 
 METHODS = ("plain", "lookup", "draft")
 VERIFIERS = ("coupled", "rejection", "block")
@@ -14,6 +14,8 @@ MOST_ROWS, MOST_PROMPTS = 4096, 1 << 17
 """Requests at once, prompts and tokens of one that arrives: more is taken for a slip, which would run for days."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "fp8")
+LENGTHS = "input-len, context"
+"""Two options that say the same."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ class Settings:
             if (value := getattr(self, name)) not in values:
                 raise ValueError(f"{name.replace('_', '-')}: expected one of {', '.join(values)}, got {value!r}")
         _within("batch", self.batch, 1, MOST_ROWS)
-        _within("input-len", self.input_lens, 1)
+        _within(LENGTHS, self.input_lens, 1)
         _within("k", [k for k in self.k if k != "auto"], 1, MOST_DRAFTS)
         _within("output-len", [self.output_len], 2)  # one token has no latency between tokens
         _within("runs", [self.runs], 1)
-        _within("temperature", self.temperatures, 0)
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)
         _within("prompt-budget", [self.prompt_budget], 1)
         for name, count in (("limit", self.limit), ("mixed", self.mixed_len)):
             _within(name, [] if count is None else [count], 1, MOST_PROMPTS)
@@ -95,7 +98,7 @@ class Settings:
             raise ValueError("prompts: random tokens (--input-len, --context) and a file of prompts exclude each other")
         if self.random_weights and not self.input_lens:
             raise ValueError("random-weights: such a model has no tokenizer; give --input-len or --context")
-        if self.random_weights and self.against and self.acceptance_length is not None:
+        if self.against and self.acceptance_length is not None:
             raise ValueError("against: transformers' acceptance cannot be controlled; drop --synthetic-acceptance")
         if self.acceptance_length is not None and self.verifier != "coupled":
             raise ValueError("verifier: --synthetic-acceptance overrules it; give one of them")

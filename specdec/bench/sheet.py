@@ -62,7 +62,7 @@ class Sheet:
             more = min(spare, max(0, len(self._name(i)) - least))  # so that headings break only where they must
             spare -= more
             table.add_column(
-                self._name(i), justify="left" if self._name(i) == "method" else "right", width=least + more
+                Text(self._name(i)), justify="left" if self._name(i) == "method" else "right", width=least + more
             )
         for row in self.rows:
             table.add_row(*(row[i] for i in columns))

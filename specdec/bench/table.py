@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from specdec.bench.document import Document, Result
+from specdec.bench.document import MOST_TASKS, Document, Result
 from specdec.bench.mixed import MixedLoad
 from specdec.bench.sheet import Sheet
 from specdec.bench.statistics import FEW, Acceptance, Distribution, Interval, Spread
@@ -52,7 +52,7 @@ def print_results(document: Document, console: Console) -> None:
             depths.show(console)
     for failure in document.failures:
         where = "everywhere" if failure.batch == 0 else f"at batch {failure.batch}, {failure.workload}"
-        console.print(f"[red]skipped[/] {failure.method} {where}: {escape(failure.reason)}")
+        console.print(f"[red]skipped[/] {failure.method} {escape(f'{where}: {failure.reason}')}")
     for warning in document.warnings:
         console.print(f"[yellow]note[/] {escape(warning)}")
     if document.interrupted:
@@ -73,12 +73,14 @@ def by_task(document: Document) -> Sheet | None:
     smallest = [r for r in document.results if r.batch == min(r.batch for r in document.results)]
     plain = {r.point: r for r in smallest if r.method == "plain"}
     others = [r for r in smallest if r.method != "plain" and r.point in plain]
-    tasks = list(dict.fromkeys(t.task for r in others for t in r.tasks))
+    speedups = [r.task_speedups(plain[r.point]) for r in others]
+    tasks = list(dict.fromkeys(task for found in speedups for task in found))
     if len(tasks) < 2:
         return None
     sheet = _sheet("Speed of a request by task, × plain", document, *tasks)
-    for r in others:
-        found = r.task_speedups(plain[r.point])
+    if (asked := max(len(r.tasks) for r in others)) > MOST_TASKS:
+        sheet.caption = f"the {MOST_TASKS} most asked of {asked} tasks"
+    for r, found in zip(others, speedups, strict=True):
         sheet.rows.append([*where(document, r), *(f"{found[task]:.2f}" if task in found else "" for task in tasks)])
     return sheet
 

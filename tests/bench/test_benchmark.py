@@ -282,7 +282,7 @@ def test_real_prompts_of_a_model_with_a_tokenizer(tmp_path: Path, monkeypatch: p
     ("changes", "message"),
     [
         (dict(target="llama-9b"), "random-weights: expected one of llama-8b"),
-        (dict(input_lens=(5000,)), "input-len: expected at most 2042"),
+        (dict(input_lens=(5000,)), "input-len, context: expected at most 2042"),
         (dict(drafter="smollm2-135m", methods=("plain", "draft")), "drafter: expected a vocabulary of 512"),
         (dict(device="tpu"), "device: expected"),
         (dict(dtype="int8"), "dtype: expected"),

@@ -11,7 +11,7 @@ import pytest
 from documents import document
 
 from specdec.bench.benchmark import Benchmark
-from specdec.bench.document import read_document
+from specdec.bench.document import Document, read_document
 from specdec.cli import main
 
 TINY = [
@@ -104,6 +104,24 @@ def test_what_was_measured_is_written_before_the_rest(run, tmp_path: Path, monke
     assert [(r.batch, r.arm) for r in d.results] == [(1, "plain"), (1, "lookup k=1")] and d.break_even
 
 
+def test_a_file_that_cannot_be_written_any_more_costs_no_figures(run, tmp_path: Path, monkeypatch) -> None:
+    """A folder that goes away after the first batch: the others are measured, the tables come, then the error."""
+    folder, wanted = tmp_path / "folder", Document.to_json
+    folder.mkdir()
+
+    def to_json(d: Document) -> str:
+        if len(d.results) == 4 and folder.exists():
+            folder.rename(tmp_path / "elsewhere")
+        return wanted(d)
+
+    monkeypatch.setattr(Document, "to_json", to_json)
+    status, out, err = run(*TINY, "--runs", 1, "--batch", "1,2", "-k", 1, "--json", folder / "a.json")
+    assert status == 1 and out.count("lookup k=1") > 4 and err.count("\n") == 1
+    assert err.startswith("specdec: error: ") and "No such file" in err
+    assert [f.name for f in (tmp_path / "elsewhere").iterdir()] == ["a.json"]
+    assert len(read_document(tmp_path / "elsewhere" / "a.json").results) == 2
+
+
 def test_a_pipe_gets_the_document_once(run, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -129,6 +147,8 @@ def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pyte
         ([*TINY, "--kv-dtype", "int8"], "kv-dtype: expected one of auto, fp8, got 'int8'"),
         ([*TINY, "--dtype", "int8"], "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         ([*TINY, "--batch", "0"], "batch: expected at least 1, got 0"),
+        ([*TINY, "--json", "/proc/a.json"], "json: expected a file that can be written, got /proc/a.json: No such"),
+        ([*TINY, "--temperature", "1e300"], "temperature: expected at least 0 and at most 1e+30"),
         ([*TINY, "-k", "some"], "k: expected auto or numbers"),
         ([*TINY, "--temperature", "hot"], "temperature: expected numbers"),
         ([*TINY, "--methods", "magic"], "methods: expected some of plain, lookup, draft"),
@@ -142,7 +162,7 @@ def test_an_interrupt_before_anything_is_measured_says_so(run, monkeypatch: pyte
         ([*TINY, "--json", "/no/such/folder/a.json"], "json: expected a file in a folder that is there"),
         ([*TINY, "--json", str(Path(__file__).parent)], "json: expected a file that can be written, got"),
         ([*TINY, "--report", "/proc/none"], "report: expected a folder that can be written, got /proc/none"),
-        (["bench", "tiny", "--random-weights", "--context", ""], "input-len: expected numbers"),
+        (["bench", "tiny", "--random-weights", "--context", ""], "input-len, context: expected numbers"),
         ([*TINY, "--report", __file__], "report: expected a folder, got the file"),
         (["bench", "tiny", "--random-weights"], "random-weights: such a model has no tokenizer"),
         ([*TINY, "--synthetic-acceptance", "9", "-k", "4"], "synthetic-acceptance: expected 1 to 5"),

@@ -3,6 +3,8 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,9 +12,10 @@ import pytest
 from documents import document, result
 
 from specdec.bench.charts import charts
-from specdec.bench.document import read_document
+from specdec.bench.document import TaskResult, read_document
 from specdec.bench.page import page
 from specdec.bench.report import write_report
+from specdec.bench.statistics import Acceptance, Interval
 
 VOID = {"meta", "link", "br"}
 
@@ -166,3 +169,40 @@ def test_a_document_of_before_a_field_came_is_read(tmp_path: Path) -> None:
     read = read_document(tmp_path / "old.json")
     assert read.results[0].acceptance.reached == [] and read.results[0].split.copied is None
     write_report(read, tmp_path / "report")
+
+
+def test_odd_names_of_tasks_make_a_page(tmp_path: Path) -> None:
+    """Dollar signs, which matplotlib would read as formulas, long names, and more tasks than a chart has room for."""
+    names = ["costs $5 and $6", r"$\frac$", "long " * 60, "__hidden", *map(str, range(40))]
+    tasks = [TaskResult(name, 1, 1.5, 9.0) for name in names]
+    d = document(results=[result("plain", tasks=tasks), result("lookup", tasks=tasks)], break_even=[])
+    chart = next(chart for chart in charts(d) if chart.name == "tasks")
+    assert "costs $5 and $6" in chart.svg() and r"$\frac$" in chart.svg() and chart.figure.get_figheight() < 8
+    write_report(d, tmp_path)
+
+
+def test_the_caption_names_the_interval_that_is_drawn() -> None:
+    over = {kind: result("lookup", decode_speedup=Interval(1.5, 1.4, 1.6, kind)) for kind in ("prompts", "runs")}
+    captions = {kind: charts(document(results=[result("plain"), r]))[0].caption for kind, r in over.items()}
+    assert captions["prompts"].endswith("Bars: 95 % interval over prompts.")
+    assert "Bars: lowest to highest run" in captions["runs"] and "95 %" not in captions["runs"]
+
+
+def test_charts_of_many_methods_and_points_are_legible() -> None:
+    """Nothing is cut off at the edges, the axes keep their height beneath long legends, no two methods share a colour."""
+    arms = [("plain", 0), *((m, k) for m in ("lookup", "draft") for k in (1, 2, 4, 8, "auto")), ("transformers", "")]
+    short = Acceptance.of(Counter({(1, 1): 30}), 60)
+    results = [result(m, k, temperature=t, acceptance=short) for t in (0.0, 0.7) for m, k in arms]
+    d = document(results=[replace(r, context=16384) for r in results])
+    drawn = charts(d)
+    for chart in drawn:
+        chart.figure.draw_without_rendering()
+        (axes,) = chart.figure.axes
+        width, box = chart.figure.bbox.width, axes.title.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= width, chart.title
+        few_rows = chart.name.startswith(("break-even", "tasks"))
+        assert axes.bbox.height / chart.figure.dpi > (0.3 if few_rows else 1.2), chart.name
+    lines = {line.get_label(): line.get_color() for line in drawn[0].figure.legends[0].get_lines()}
+    assert len(set(lines.values())) == len(lines)
+    positions = next(chart for chart in drawn if chart.name.startswith("acceptance"))
+    assert positions.figure.axes[0].get_xlim() == (0.5, 1.5), "one position is no reason to look closer"

@@ -9,6 +9,7 @@ from documents import document, environment, result
 from rich.console import Console
 
 from specdec.bench.compare import pairs, print_comparison
+from specdec.bench.document import Failure, TaskResult
 from specdec.bench.statistics import Acceptance, Spread
 from specdec.bench.table import by_task, print_results
 
@@ -132,3 +133,32 @@ def test_comparison_of_single_runs_says_that_it_knows_no_noise() -> None:
     text = shown(print_comparison, single, single, width=180)
     assert "unknown noise" in text and "use --runs 3 or more" in text
     assert "no method was measured" in shown(print_comparison, single, document(results=[]))
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    """Of tasks, files and models: rich would take what stands in brackets for a style, and fail at one that closes none."""
+    odd = [TaskResult("[red]a", 1, 1.0, 9.0), TaskResult("b [/i]", 1, 1.0, 9.0)]
+    failed = Failure("draft", 4, 8, "[bold] [/u].jsonl", 0.0, "broken")
+    d = document(results=[result("plain", tasks=odd), result("lookup", tasks=odd)], failures=[failed])
+    text = shown(print_results, d)
+    assert "[red]a" in text and "b [/i]" in text and "skipped draft at batch 8, [bold] [/u].jsonl: broken" in text
+    text = shown(print_comparison, d, document(target="[/u] other"), width=180)
+    assert "target: model <x> / [/u] other" in text
+
+
+def test_of_many_tasks_the_most_asked_are_shown() -> None:
+    many = [TaskResult(f"t{i}", 1 + (i >= 30), 1.0, 9.0) for i in range(40)]
+    d = document(results=[result("plain", tasks=many), result("lookup", tasks=many)])
+    sheet = by_task(d)
+    assert sheet is not None and list(sheet.columns) == [
+        *(f"t{i}" for i in range(6)),
+        *(f"t{i}" for i in range(30, 40)),
+    ]
+    assert "the 16 most asked of 40 tasks" in shown(print_results, d)
+
+
+def test_rates_of_nothing_are_not_compared() -> None:
+    """Runs too short to have a step without prompt work have no decoding rate, and no change of one."""
+    short = document(results=[result("plain", decode_tok_s=Spread.of([0.0, 0.0]))])
+    text = shown(print_comparison, short, short, width=180)
+    assert "0.0 → 0.0" in text and "unknown" not in text and "single run" not in text and text.count("+0.0%") == 1
