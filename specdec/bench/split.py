@@ -20,6 +20,7 @@ from specdec.bench.stand import Arm, Job, Stand
 from specdec.bench.steps import StepClock
 from specdec.bench.timeline import MARK, Copied, Timeline
 from specdec.engine import Engine
+from specdec.graphs import rounded_up, row_bucket
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.sequence import Sequence, Status
 
@@ -92,15 +93,23 @@ class _Sections:
         return marked if self._cuda else timed
 
 
-class _StepByStep:
-    """In the place of a `RoundGraphs`. A round counts as a capture, so that no policy learns from what it takes."""
+class StepByStep:
+    """In the place of a `RoundGraphs`. A round counts as a capture, so that no policy learns from what it takes.
 
-    def __init__(self, round_: Round):
-        self.round, self.captures = round_, 0
+    padded: rounds have the sizes of graphs, as those that were measured; of other sizes layers would be compiled anew.
+    """
+
+    def __init__(self, round_: Round, padded: bool):
+        self.round, self.padded, self.captures = round_, padded, 0
 
     def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
         self.captures += 1
-        return self.round.run(torch.tensor(rows, device=self.round.rows.device), shape)
+        padding = 0
+        if self.padded:
+            per_row = rounded_up(-(-((shape.tokens or len(rows)) - len(rows)) // len(rows)))
+            padding = row_bucket(len(rows)) - len(rows)
+            shape = replace(shape, tokens=(len(rows) + padding) * (1 + min(per_row, shape.draft_steps)))
+        return self.round.run(torch.tensor(rows + [-1] * padding, device=self.round.rows.device), shape)
 
 
 def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
@@ -150,7 +159,7 @@ def _on_gpu(engine: Engine, round_ms: float) -> Split | None:
     whole, rounds = _recorded(engine)
     if not rounds or (engine.graphs and engine.graphs.captures > captures):
         return None
-    step_by_step: Any = _StepByStep(engine.round)
+    step_by_step: Any = StepByStep(engine.round, padded=engine.graphs is not None)
     engine.graphs = step_by_step
     with _Sections(engine, cuda=True):
         parts, _ = _recorded(engine)

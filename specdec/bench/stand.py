@@ -105,7 +105,9 @@ class Stand:
         drafter = self._drafter(method)
         kind = {"lookup": "lookup", "draft": "model"}.get(method, "none")
         config = replace(base.config, k=AUTO_K.get(kind, 0))
-        return Engine(base.target, self._verifier(), base.rows, drafter, config)
+        engine = Engine(base.target, self._verifier(), base.rows, drafter, config)
+        engine.prompts = base.prompts  # the target's forwards, of which each method would capture the same graphs
+        return engine
 
     def _drafter(self, method: str) -> Any:
         if method == "plain":

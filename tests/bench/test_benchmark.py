@@ -17,6 +17,7 @@ from specdec.bench import schema
 from specdec.bench.benchmark import PLAIN, Benchmark
 from specdec.bench.charts import PARTS
 from specdec.bench.document import SCHEMA, Document, read_document
+from specdec.bench.split import StepByStep
 from specdec.bench.stand import Arm, MethodFailed, Stand
 from specdec.bench.statistics import Spread
 from specdec.verify import ChainVerifier, block
@@ -365,3 +366,16 @@ def test_documents_are_as_the_schema_says(everything: Document) -> None:
 def test_every_field_is_documented() -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)(?:\[i\])?`", DOCS.read_text()))
     assert schema_fields(Document) - documented == set()
+
+
+def test_methods_share_the_graphs_of_prompts() -> None:
+    """Those of the target's forwards, and a round padded as a graph is decodes the same."""
+    bench = Benchmark(dataclasses.replace(BASE, methods=("plain", "lookup"), batch=(3,), runs=1))
+    stand = bench.stand
+    assert stand.engine("plain").prompts is stand.engine("lookup").prompts is stand.llm.engine.prompts
+    point = bench._point(bench.inputs.workloads[0], 3, 0.0)
+    tokens = [[t.token_ids for t in stand.run(PLAIN, point.jobs[0]).traces]]
+    stand.engine("plain").graphs = StepByStep(stand.engine("plain").round, padded=True)
+    tokens.append([t.token_ids for t in stand.run(PLAIN, point.jobs[0]).traces])
+    bench.close()
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 3

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,13 @@ from specdec.bench.floor import Traffic, copy_bandwidth, floor
 from specdec.bench.losslessness import compare_tokens, first_difference, logit_margin
 from specdec.bench.memory import peak_bytes, reset_peak
 from specdec.bench.outside import METHODS, _as_run, run_transformers
-from specdec.bench.split import Split
+from specdec.bench.split import Split, StepByStep
 from specdec.bench.stand import Arm, Job, MethodFailed, out_of_memory, reason, rounds_of
 from specdec.bench.statistics import expected_length
 from specdec.bench.summary import goodput, per_step, per_token, round_ms
 from specdec.bench.trace import Run, StepTime, Trace
+from specdec.graphs import RoundGraphs
+from specdec.round import RoundShape
 
 
 def trace(*arrivals: tuple[float, int], submitted: float = 0.0) -> Trace:
@@ -219,3 +223,23 @@ def test_peak_memory_of_a_cpu_is_that_since_the_reset(tmp_path: Path, monkeypatc
     monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
     reset_peak(cpu)
     assert peak_bytes(cpu) > held.nbytes, "elsewhere the peak of the whole life"
+
+
+# Rounds step by step
+
+
+@pytest.mark.parametrize("rows", [1, 3, 21, 24, 70])
+def test_rounds_step_by_step_have_the_sizes_of_graphs(rows: int) -> None:
+    """Of other sizes layers would be compiled anew, seconds for each, and what is split would not be what was measured."""
+    ran: list[tuple[list[int], RoundShape]] = []
+    on_cpu = SimpleNamespace(device=torch.device("cpu"))
+    round_: Any = SimpleNamespace(rows=on_cpu, run=lambda index, shape: ran.append((index.tolist(), shape)))
+    graphs = RoundGraphs.__new__(RoundGraphs)
+    graphs._graphs = {}
+    for per_row in (0, 1, 3, 16):
+        shape = RoundShape(15, rows * (1 + per_row), noise=False, filters=False)
+        StepByStep(round_, padded=True).run(list(range(rows)), shape)
+        bucket, wanted = graphs._bucket(rows, rows * per_row, shape)
+        assert ran.pop() == ([*range(rows), *[-1] * (bucket - rows)], wanted)
+        StepByStep(round_, padded=False).run(list(range(rows)), shape)
+        assert ran.pop() == (list(range(rows)), shape)
