@@ -300,6 +300,7 @@ def _open(settings: Settings, inputs: Inputs) -> LLM:
         graphs=settings.graphs,
         compile=settings.compile,
         kv_dtype=settings.kv_dtype,
+        kv_scales=settings.kv_scales,
     )
 
 

@@ -156,7 +156,7 @@ def _acceptance(document: Document) -> Iterator[Chart]:
             _positions(axes, r, _colour(document, r.arm))
         axes.set(xlabel="position of the draft", ylabel="accepted, %", ylim=(0, 105))
         axes.set_xlim(0.5, max(r.acceptance.sure for r in drafted if r.acceptance) + 0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(axis="y")
         _legend(axes)
         caption = (

@@ -74,6 +74,9 @@ def bench(
     compile: Annotated[bool | None, typer.Option(help="Compiled layers. Default: on a GPU.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="KV cache: auto (the model's dtype) or fp8.")] = "auto",
+    kv_scales: Annotated[
+        Path | None, typer.Option(help="For fp8, a file of KVScales.save. Default: calibrated.", show_default=False)
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of random prompts and of sampling.")] = 0,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
@@ -99,7 +102,7 @@ def bench(
             random_weights=random_weights, mixed_len=_one_length(mixed), against=against is not None, ignore_eos=ignore_eos,
             latency_target_ms=latency_target, prompt_budget=prompt_budget,
             graphs="auto" if graphs is None else graphs, compile="auto" if compile is None else compile,
-            dtype=dtype, kv_dtype=kv_dtype, device=device, seed=seed, trust_remote_code=trust_remote_code,
+            dtype=dtype, kv_dtype=kv_dtype, kv_scales=kv_scales, device=device, seed=seed, trust_remote_code=trust_remote_code,
         )
     )  # fmt: skip
     document = _measured(settings, partial(_keep, json))

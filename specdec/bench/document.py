@@ -146,8 +146,8 @@ class Document:
 def read_document(path: Path) -> Document:
     """A document that `to_json` wrote. Raises ValueError naming the file and the field, OSError if it can't be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested thousands deep
         raise ValueError(f"{path}: expected JSON, {error}") from None
     schema = value.get("schema") if isinstance(value, dict) else None
     if schema != SCHEMA:

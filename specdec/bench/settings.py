@@ -33,7 +33,7 @@ class Settings:
     acceptance_length: force it ("controlled acceptance"), at a k that is too small for it k + 1.
     mixed_len: also measure mixed load, with prompts of so many random tokens arriving while a batch runs.
     against: also measure transformers' generate. latency_target_ms: per token, for goodput.
-    prompt_budget, graphs, compile, dtype, device, kv_dtype: as LLM has them.
+    prompt_budget, graphs, compile, dtype, device, kv_dtype, kv_scales: as LLM has them, the last one a file.
     """
 
     target: str
@@ -59,6 +59,7 @@ class Settings:
     compile: bool | str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
+    kv_scales: Path | None = None
     device: str = "auto"
     seed: int = 0
     trust_remote_code: bool = False
@@ -94,6 +95,8 @@ class Settings:
             )
         if self.drafter is not None and "draft" not in self.methods:
             raise ValueError("drafter: it is not used; add draft to --methods")
+        if self.kv_scales is not None and self.kv_dtype != "fp8":
+            raise ValueError("kv-scales: they are those of KV in fp8; give --kv-dtype fp8 beside them")
         if self.prompts is not None and self.input_lens:
             raise ValueError("prompts: random tokens (--input-len, --context) and a file of prompts exclude each other")
         if self.random_weights and not self.input_lens:

@@ -153,6 +153,20 @@ def test_sampling_is_lossless_too_and_kv_in_fp8() -> None:
     assert all(r.losslessness is None or r.losslessness.identical == 1 for r in document.results)
 
 
+def test_scales_of_kv_come_from_a_file(tmp_path: Path) -> None:
+    file, ones = tmp_path / "scales.json", [[1.0, 1.0]] * 2
+    file.write_text(json.dumps({"k": ones, "v": [[0.5, 1.0], [1.0, 2.0]]}))
+    settings = dataclasses.replace(BASE, kv_dtype="fp8", kv_scales=file)
+    bench = Benchmark(settings)
+    scales = bench.stand.llm.kv_scales
+    bench.close()
+    assert scales is not None and [v.tolist() for v in scales.v] == [[0.5, 1.0], [1.0, 2.0]]
+    assert bench.document.settings["kv_scales"] == str(file)
+    file.write_text(json.dumps({"k": ones[1:], "v": ones[1:]}))
+    with pytest.raises(ValueError, match="kv_scales: expected numbers above 0 for 2 attention calls"):
+        Benchmark(settings)
+
+
 class Interrupt:
     """A progress bar whose watcher presses Ctrl-C at the n-th report that has the words."""
 
@@ -327,7 +341,7 @@ def test_bad_documents_name_the_field(everything: Document, tmp_path: Path) -> N
         with pytest.raises(ValueError, match=message) as error:
             read_document(tmp_path / "bad.json")
         assert "bad.json" in str(error.value)
-    for text in ("", "[1]", "nonsense"):
+    for text in ("", "[1]", "nonsense", "[" * 10_000):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ValueError, match="expected"):
             read_document(tmp_path / "bad.json")
