@@ -82,8 +82,9 @@ def print_comparison(before: Document, after: Document, console: Console) -> Non
         console.print("no method was measured at the same batch, context and temperature in both files")
     for text in differences(before, after):
         console.print(f"[yellow]differs[/] {escape(text)}")
-    for text in _unmatched(before, after):
-        console.print(f"only in one file: {text}")
+    for name, mine, other in [("first", before, after), ("second", after, before)]:
+        for text in _unmatched(mine, other):
+            console.print(f"only in the {name} file: {text}")
     if any(len(r.whole_tok_s.values) == 1 for row in rows for r in (row.before, row.after)):
         console.print("[yellow]note[/] a single run has no noise to compare with: use --runs 3 or more")
 
@@ -118,11 +119,12 @@ def _words(change: Change | None) -> list[str]:
     return [f"{change.relative:+.1%}", noise, _WORDS.get(change.verdict, change.verdict)]
 
 
-def _unmatched(before: Document, after: Document) -> Iterator[str]:
-    keys = [{_key(r): r for r in document.results} for document in (before, after)]
-    for key in keys[0].keys() ^ keys[1].keys():
-        r = keys[0].get(key) or keys[1][key]
-        yield f"{r.arm}, batch {r.batch}, context {r.context}, temperature {r.temperature:g}"
+def _unmatched(mine: Document, other: Document) -> Iterator[str]:
+    """What `mine` has and `other` has not, in its order."""
+    known = {_key(r) for r in other.results}
+    for r in mine.results:
+        if _key(r) not in known:
+            yield f"{r.arm}, batch {r.batch}, context {r.context}, temperature {r.temperature:g}"
 
 
 def _key(r: Result) -> Key:

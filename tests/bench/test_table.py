@@ -100,7 +100,11 @@ def test_comparison_tells_change_from_noise() -> None:
     assert len(pairs(before, after)) == 4
     text = shown(print_comparison, before, after, width=180)
     assert "100.0 → 150.0" in text and "+50.0%" in text and "faster" in text and "within noise" in text
-    assert "only in one file: draft k=4, batch 8, context 60, temperature 0" in text
+    assert "only in the first file: draft k=4, batch 8, context 60, temperature 0" in text
+    lines = [
+        line for line in shown(print_comparison, document(results=[]), before, width=180).splitlines() if "only" in line
+    ]
+    assert [line.split(",")[0] for line in lines] == [f"only in the second file: {r.arm}" for r in before.results]
     assert "differs" not in text
 
 
