@@ -35,6 +35,38 @@ from specdec.kernels.plan_kernel import (
 
 LOG2E = tl.constexpr(1.4426950408889634)
 EMPTY = tl.constexpr(float("-inf"))
+SMALLEST = tl.constexpr(2.0**-126)
+
+UNPACK = tl.constexpr("""{
+    .reg .b32 low, high;
+    .reg .b16 a, b;
+    prmt.b32 low, $2, 0, 0x4420;
+    prmt.b32 high, $2, 0, 0x4431;
+    cvt.u16.u32 a, low;
+    cvt.u16.u32 b, high;
+    cvt.rn.f16x2.e4m3x2 $0, a;
+    cvt.rn.f16x2.e4m3x2 $1, b;
+}""")
+
+
+@triton.jit
+def unpack(words, UPCAST: tl.constexpr):
+    """int16 -> (low byte, high byte) of each, e4m3 as fp16: of which the hardware makes two at once, and of bf16 none."""
+    if UPCAST:  # the interpreter has no assembler
+        words = words.to(tl.int32)
+        return _half_of(words), _half_of(words >> 8)
+    else:
+        return tl.inline_asm_elementwise(
+            UNPACK, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+
+
+@triton.jit
+def _half_of(byte):
+    """The low 8 bits of int32, e4m3 as fp16: a shorter exponent whose bias is less by 8."""
+    bits = ((byte & 0x80) << 8) | ((byte & 0x7F) << 7)
+    x = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((byte & 0x7F) == 0x7F, float("nan"), x).to(tl.float16)
 
 
 @triton.jit
@@ -43,6 +75,27 @@ def _dot(a, b, acc, UPCAST: tl.constexpr):
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b.to(a.dtype), acc, input_precision="ieee")
+
+
+@triton.jit
+def _scores(q, k, UPCAST: tl.constexpr):
+    """q k^T [BLOCK_M, BLOCK_N]; q is a tuple of one tensor, or of the even columns and the odd ones where k is packed."""
+    if len(q) == 2:
+        even, odd = unpack(tl.trans(k), UPCAST)
+        return _dot(q[1], odd, _dot(q[0], even, None, UPCAST), UPCAST)
+    else:
+        return _dot(q[0], tl.trans(k), None, UPCAST)
+
+
+@triton.jit
+def _add_values(acc, p, v, decay, UPCAST: tl.constexpr):
+    """acc * decay + p v, a tuple like q's."""
+    if len(acc) == 2:
+        even, odd = unpack(v, UPCAST)
+        even = _dot(p, even, acc[0] * decay[:, None], UPCAST)
+        return even, _dot(p, odd, acc[1] * decay[:, None], UPCAST)
+    else:
+        return (_dot(p, v, acc[0] * decay[:, None], UPCAST),)
 
 
 @triton.jit
@@ -98,18 +151,19 @@ def _place(pos, PAGE: tl.constexpr):
 
 @triton.jit
 def _tiles(
-    acc, m, l, ids, q, qpos, words, first, last, q_from, stop, is_tree, scale, factor, softcap, slopes, window,
+    acc, m, l, ids, q, unit, qpos, words, first, last, q_from, stop, is_tree, scale, factor, softcap, slopes, window,
     K, V, TABLE, last_page, sk_b, sk_t, sv_b, sv_t,
     D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Fold key tiles [first, last) into (acc, m, l). `ids` are the block ids of the next tile's keys.
+    """Fold key tiles [first, last) into (acc, m, l). `ids` are the block ids of the next tile's keys; D and DV count the
+    columns of K and V, half as many where they hold two each.
 
     They are loaded one tile ahead: a load of keys that waits for a load of ids in its own turn of the loop would cost the
     pipeline a stage. Ids are clamped to the last block in use, so the table is never read past it.
     """
-    n, d, dv = tl.arange(0, BLOCK_N), tl.arange(0, q.shape[1]), tl.arange(0, acc.shape[1])
+    n, d, dv = tl.arange(0, BLOCK_N), tl.arange(0, q[0].shape[1]), tl.arange(0, acc[0].shape[1])
     k_column, v_column = K + d[None, :], V + dv[None, :]
     for tile in tl.range(first, last):
         pos = tile * BLOCK_N + n
@@ -124,9 +178,11 @@ def _tiles(
             k = tl.load(k_at, mask=(pos < stop)[:, None] & (d < D)[None, :], other=0.0)
             v = tl.load(v_at, mask=(pos < stop)[:, None] & (dv < DV)[None, :], other=0.0)
         else:
-            k = tl.load(k_at) if D == q.shape[1] else tl.load(k_at, mask=(d < D)[None, :], other=0.0)
-            v = tl.load(v_at) if DV == acc.shape[1] else tl.load(v_at, mask=(dv < DV)[None, :], other=0.0)
-        s = _dot(q, tl.trans(k), None, UPCAST)
+            k = tl.load(k_at) if D == q[0].shape[1] else tl.load(k_at, mask=(d < D)[None, :], other=0.0)
+            v = tl.load(v_at) if DV == acc[0].shape[1] else tl.load(v_at, mask=(dv < DV)[None, :], other=0.0)
+        s = _scores(q, k, UPCAST)
+        if unit is not None:
+            s = s * unit[:, None]
         if softcap is not None:
             s = softcap * _tanh(s * (scale / softcap))
         if slopes is not None:
@@ -142,8 +198,8 @@ def _tiles(
         decay = tl.exp2((m - safe) * factor)
         p = tl.exp2(tl.fma(s, tl.broadcast_to(factor[:, None], s.shape), tl.broadcast_to(low[:, None], s.shape)))
         l = tl.fma(l, decay, tl.sum(p, 1))
-        p = p.to(tl.float32) if UPCAST else p.to(q.dtype)
-        acc = _dot(p, v, acc * decay[:, None], UPCAST)
+        p = p.to(tl.float32) if UPCAST else p.to(q[0].dtype)
+        acc = _add_values(acc, p, v, decay, UPCAST)
         m = m_new
     return acc, m, l, ids
 
@@ -256,6 +312,42 @@ def _depth(words):
 
 
 @triton.jit
+def _load_queries(at, mask, D: tl.constexpr, D_PAD: tl.constexpr, PACK: tl.constexpr):
+    """A tile of queries, a tuple: of one tensor [BLOCK_M, D_PAD], or (PACK = 2) of the even columns and the odd ones."""
+    d = tl.arange(0, D_PAD)
+    inside = mask[:, None] & (d < D)[None, :]
+    q = ()
+    for i in tl.static_range(PACK):
+        q = q + (tl.load(at[:, None] + (PACK * d + i)[None, :], mask=inside, other=0.0),)
+    return q
+
+
+@triton.jit
+def _as_half(q):
+    """(queries in fp16, what to multiply the scores of each row by): a power of 2 brings a row's largest number to 2^8."""
+    top = tl.max(tl.abs(q[0].to(tl.float32)), 1)
+    for i in tl.static_range(1, len(q)):
+        top = tl.maximum(top, tl.max(tl.abs(q[i].to(tl.float32)), 1))
+    exponent = tl.minimum(tl.maximum(top.to(tl.int32, bitcast=True) >> 23, 64), 254)
+    up = ((262 - exponent) << 23).to(tl.float32, bitcast=True)
+    unit = ((exponent - 8) << 23).to(tl.float32, bitcast=True)
+    halves = ()
+    for i in tl.static_range(len(q)):
+        halves = halves + ((q[i].to(tl.float32) * up[:, None]).to(tl.float16),)
+    return halves, unit
+
+
+@triton.jit
+def _whole(acc):
+    """[BLOCK_M, DV] of the columns, or of the even ones and the odd ones."""
+    if len(acc) == 2:
+        both = tl.join(acc[0], acc[1])
+        return tl.reshape(both, [both.shape[0], 2 * both.shape[1]])
+    else:
+        return acc[0]
+
+
+@triton.jit
 def _load_item(ITEMS, index):
     """The columns of an item, in their order."""
     item = ITEMS + index * ITEM
@@ -279,7 +371,10 @@ def _item(
     PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     TREE_WORDS: tl.constexpr, FUSED: tl.constexpr, ALIKE: tl.constexpr, NARROW: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One item, as loaded by _load_item, for one KV head."""
+    """One item, as loaded by _load_item, for one KV head.
+
+    fp8 keys meet queries of 16 bits in fp16, which holds all of fp8; as int16, K and V hold two columns in one.
+    """
     row, q_start, q_len, kv_len, q_tile, first, last, slot, pair = item
 
     # Query rows.
@@ -288,9 +383,12 @@ def _item(
     heads = head * G + (q_tile * BLOCK_M + local) % G
     mask = query < q_len
     tokens = (q_start + query).to(tl.int64)
-    d = tl.arange(0, D_PAD)
-    q_at = Q + (tokens * sq_t + heads * sq_h)[:, None] + d[None, :]
-    q = tl.load(q_at, mask=mask[:, None] & (d < D)[None, :], other=0.0)
+    HALF: tl.constexpr = Q.dtype.element_ty != tl.float32 and K.dtype.element_ty != Q.dtype.element_ty
+    PACK: tl.constexpr = 2 if K.dtype.element_ty == tl.int16 else 1
+    q = _load_queries(Q + (tokens * sq_t + heads * sq_h), mask, D // PACK, D_PAD // PACK, PACK)
+    unit = None
+    if HALF:
+        q, unit = _as_half(q)
     q_from = kv_len - q_len
     qpos = q_from + query
     words, slopes = None, None
@@ -306,6 +404,11 @@ def _item(
     key_scale = scale if K_SCALE is None else scale * tl.load(K_SCALE + head)
     plain: tl.constexpr = softcap is None and SLOPES is None
     factor = tl.full([BLOCK_M], 1.0, tl.float32) * (key_scale * LOG2E if plain else LOG2E)
+    if HALF and plain:
+        factor, unit = (
+            tl.maximum(factor * unit, SMALLEST),
+            None,
+        )  # 0 times -inf, where a row has seen no key yet, is NaN
 
     # Key tiles [first, last): masked at the window's edge, then full, then masked at the diagonal.
     _, stop = visible_range(q_len, kv_len, q_tile, window, G, BLOCK_M, CAUSAL, WINDOW, 64 * TREE_WORDS)
@@ -331,18 +434,20 @@ def _item(
     k_head, v_head = K + head * sk_h, V + head * sv_h
     m = tl.full([BLOCK_M], EMPTY, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    acc = ()
+    for _ in tl.static_range(PACK):
+        acc = acc + (tl.zeros([BLOCK_M, DV_PAD // PACK], tl.float32),)
     for phase in tl.static_range(0 if WINDOW else 1, 3):
         begin = first if phase == 0 else (full_start if phase == 1 else full_end)
         end = full_start if phase == 0 else (full_end if phase == 1 else last)
         acc, m, l, ids = _tiles(
-            acc, m, l, ids, q, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
+            acc, m, l, ids, q, unit, qpos, words, begin, end, q_from, stop, is_tree, key_scale, factor, softcap, slopes, window,
             k_head, v_head, table, last_page, sk_b, sk_t, sv_b, sv_t,
-            D, DV, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, ALIKE, NARROW, UPCAST,
+            D // PACK, DV // PACK, PAGE, BLOCK_N, CAUSAL, WINDOW, phase != 1, ALIKE, NARROW, UPCAST,
         )  # fmt: skip
 
     lse = tl.where(l == 0.0, EMPTY, m * factor + tl.log2(tl.where(l == 0.0, 1.0, l)))
-    o = acc / tl.where(l == 0.0, 1.0, l)[:, None]
+    o = _whole(acc) / tl.where(l == 0.0, 1.0, l)[:, None]
     if V_SCALE is not None:
         o *= tl.load(V_SCALE + head)
     if slot < 0:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
 from specdec.kernels.backend import INTERPRETED, on_device
-from specdec.kernels.config import FEW_KEYS, Config, config_for, device_limits, padded
+from specdec.kernels.check import FP8
+from specdec.kernels.config import FEW_KEYS, Config, config_for, device_limits, tile_columns
 from specdec.kernels.dependent import dependent
 from specdec.kernels.options import Options
 from specdec.kernels.plan import AttentionPlan
@@ -34,6 +35,8 @@ class Shape:
     tokens: int
     kv_heads: int
     group: int
+    pack: int  # columns that a load brings as one word
+    dim: int  # padded
     v_dim: int  # padded
     block_size: int
     window: int | None
@@ -81,19 +84,24 @@ def _shape(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, options: Options, config: Config | None
 ) -> Shape:
     block_size, kv_heads, dim = k_cache.shape[1:]
-    group, v_dim = q.shape[1] // kv_heads, padded(v_cache.shape[3])
-    config = config or _config(q, plan, kv_heads, max(dim, v_cache.shape[3]), block_size)
+    group, v_dim = q.shape[1] // kv_heads, v_cache.shape[3]
+    config = config or _config(q, k_cache, plan, max(dim, v_dim))
+    pack = 2 if q.dtype != torch.float32 and _packs(k_cache) and _packs(v_cache) else 1
+    dims = tile_columns(dim, v_dim, config.block_m, pack), tile_columns(v_dim, dim, config.block_m, pack)
     tree_words = 0 if options.tree_mask is None else options.tree_mask.shape[1]
-    return Shape(config, q.shape[0], kv_heads, group, v_dim, block_size, options.window, options.causal, tree_words)
+    return Shape(
+        config, q.shape[0], kv_heads, group, pack, *dims, block_size, options.window, options.causal, tree_words
+    )
 
 
-def _config(q: Tensor, plan: AttentionPlan, kv_heads: int, dim: int, block_size: int) -> Config:
-    multiprocessors, memory = device_limits(q)
+def _config(q: Tensor, k_cache: Tensor, plan: AttentionPlan, dim: int) -> Config:
+    block_size, kv_heads = k_cache.shape[1:3]
+    (multiprocessors, memory), dtypes = device_limits(q), (q.dtype, k_cache.dtype)
     if plan.split_size:  # the same whatever else is in the batch, and however many queries
-        return config_for(INVARIANT_ROWS, FEW_KEYS + 1, True, dim, q.dtype, memory)._replace(fused=False)
+        return config_for(INVARIANT_ROWS, FEW_KEYS + 1, True, dim, dtypes, memory)._replace(fused=False)
     crowded = plan.seq_lens.shape[0] * kv_heads >= multiprocessors
     rows, keys = plan.max_seqlen_q * q.shape[1] // kv_heads, plan.block_table.numel() * block_size
-    return config_for(rows, keys, crowded, dim, q.dtype, memory)
+    return config_for(rows, keys, crowded, dim, dtypes, memory)
 
 
 def _bounds(plan: AttentionPlan, shape: Shape, workers: int) -> tuple[int, int, int]:
@@ -143,7 +151,9 @@ def _fill(plan: AttentionPlan, shape: Shape, workers: int, bounds: tuple[int, in
 
 def _attend(shape: Shape, work: Work, tensors: tuple, plan: AttentionPlan, options: Options) -> None:
     q, k_cache, v_cache, out, lse = tensors
-    config, dim = shape.config, q.shape[2]
+    config, dim, v_dim = shape.config, q.shape[2], v_cache.shape[3]
+    if shape.pack == 2:
+        k_cache, v_cache = k_cache.view(torch.int16), v_cache.view(torch.int16)
     programs = work.items.shape[0] * shape.kv_heads
     if plan.split_size:
         programs = min(programs, PERSISTENT * device_limits(q)[0])
@@ -154,13 +164,19 @@ def _attend(shape: Shape, work: Work, tensors: tuple, plan: AttentionPlan, optio
         options.scale, options.softcap, shape.window or 0, shape.tokens, plan.block_table.shape[1],
         plan.block_table.stride(0), 0 if tree is None else tree.stride(0), *q.stride()[:2], *k_cache.stride()[:3],
         *v_cache.stride()[:3], *out.stride()[:2],
-        H_KV=shape.kv_heads, G=shape.group, D=dim, DV=v_cache.shape[3], D_PAD=padded(dim),
+        H_KV=shape.kv_heads, G=shape.group, D=dim, DV=v_dim, D_PAD=shape.dim,
         DV_PAD=shape.v_dim, PAGE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, CAUSAL=shape.causal,
         WINDOW=shape.window is not None, TREE_WORDS=shape.tree_words, FUSED=config.fused,
         ALIKE=k_cache.stride() == v_cache.stride(), NARROW=max(_extent(k_cache), _extent(v_cache)) < 2**31,
         UPCAST=INTERPRETED, PERSISTENT=plan.split_size is not None,
         num_warps=config.warps, num_stages=config.stages, **dependent(q),
     )  # fmt: skip
+
+
+def _packs(cache: Tensor) -> bool:
+    """Whether an fp8 cache can be read two columns at a time, as int16: the kernel's quickest way to fp16."""
+    even = all(n % 2 == 0 for n in (*cache.stride()[:3], cache.storage_offset(), cache.shape[3]))
+    return cache.dtype == FP8 and even and cache.shape[3] > 16
 
 
 def _extent(cache: Tensor) -> int:

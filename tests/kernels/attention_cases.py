@@ -175,6 +175,55 @@ def _very_negative() -> Case:
     return case
 
 
+def fp8_case(q_lens: list[int], kv_lens: list[int], dtype: torch.dtype, times: float = 1.0, **named: Any) -> Case:
+    """A case with fp8 caches, its queries multiplied by `times` and its scale divided by it."""
+    heads = named.setdefault("heads", (4, 2))
+    scales = dict(k_scale=torch.linspace(0.5, 2, heads[1]), v_scale=torch.linspace(2, 0.5, heads[1]))
+    case = to_fp8(make_case(q_lens, kv_lens, dtype=dtype, **scales, **named))
+    case.q = (case.q.float() * times).to(dtype)
+    case.options["scale"] = case.q.shape[-1] ** -0.5 / (times or 1)
+    return case
+
+
+def _empty_query(dtype: torch.dtype) -> Case:
+    """A row of zeros beside large ones, whose scale is small."""
+    case = fp8_case([3, 1], [50, 30], torch.bfloat16, times=1e36)
+    case.q[1] = 0
+    return case
+
+
+def _nan_in_a_cache(dtype: torch.dtype) -> Case:
+    """NaN in a slot that is no sequence's, beside the last key of one, whatever it was before."""
+    case = fp8_case([2, 1], [50, 30], dtype)
+    for cache in (case.k_cache, case.v_cache):
+        cache.view(torch.uint8)[case.block_table[1, 1], 14:] = 0x7F
+    return case
+
+
+FP8_CASES: dict[str, Callable[[torch.dtype], Case]] = {
+    "several queries": lambda dtype: fp8_case([5, 1, 16], [131, 17, 64], dtype),
+    "one tile is not enough": lambda dtype: fp8_case([9, 35], [70, 40], dtype, heads=(8, 1)),
+    "softcap and slopes": lambda dtype: fp8_case(
+        [3, 1], [50, 30], dtype, softcap=3.0, alibi_slopes=2.0 ** -torch.arange(1, 5)
+    ),
+    "window and sinks": lambda dtype: fp8_case([3, 5], [50, 30], dtype, window=19, sinks=torch.linspace(-1, 2, 4)),
+    "a tree": lambda dtype: fp8_case([7], [40], dtype, tree_mask=random_tree(7)),
+    "queries past fp16's range": lambda dtype: fp8_case([3, 1], [50, 30], torch.bfloat16, times=1e9),
+    "queries below fp16's range": lambda dtype: fp8_case([3, 1], [50, 30], torch.bfloat16, times=1e-20),
+    "no query but 0": lambda dtype: fp8_case([3, 1], [50, 30], dtype, times=0.0),
+    "head dims 80 and 72": lambda dtype: fp8_case([3, 1], [50, 30], dtype, dims=(80, 72)),
+    "odd head dim": lambda dtype: fp8_case([3, 1], [50, 30], dtype, dims=(67, 64)),
+    "head dim 16": lambda dtype: fp8_case([3, 1], [50, 30], dtype, dims=(16, 16)),
+    "K and V in one tensor": lambda dtype: fp8_case([3, 1], [50, 30], dtype, layout="KV"),
+    "blocks of 3, HND": lambda dtype: fp8_case([3, 1], [50, 30], dtype, layout="HND", block_size=3),
+    "a query of 0 near bf16's end": _empty_query,
+    "tall tiles, narrower values": lambda dtype: fp8_case([9, 3], [9, 140], dtype, heads=(8, 1), dims=(72, 64)),
+    "tall tiles, wider values": lambda dtype: fp8_case([9, 3], [9, 140], dtype, heads=(8, 1), dims=(40, 72)),
+    "tall tiles, values of 32": lambda dtype: fp8_case([9, 3], [9, 140], dtype, heads=(8, 1), dims=(67, 32)),
+    "NaN next to a sequence": _nan_in_a_cache,
+}
+"""fp8 caches under queries of 16 bits, which the kernel multiplies in fp16."""
+
 FAULTS: dict[str, Callable[[], Case]] = {
     "flash-attention#828, #1720, #1171: blocks of 16": lambda: make_case([1, 3], [100, 35], block_size=16),
     "flash-attention#1579: blocks of 128": lambda: make_case([1, 3], [100, 135], block_size=128),

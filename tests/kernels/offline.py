@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
-from specdec.kernels.config import padded
+from specdec.kernels.config import padded, tile_columns
 from specdec.kernels.plan_kernel import plan_kernel
 from specdec.kernels.store_kernel import move_kernel, store_kernel
 from tests.kernels.launches import Launch, launches
@@ -42,7 +43,20 @@ def compile_for(kernel: Any, arch: int, types: dict[str, Any], **options: Any) -
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return dict(shared=compiled.metadata.shared) | _resources(compiled.asm["cubin"])
+    resources = _resources(compiled.asm["cubin"])
+    return dict(shared=compiled.metadata.shared, layouts=_layouts(compiled.asm["ptx"])) | resources
+
+
+def _layouts(ptx: str) -> int:
+    """In how many layouts wgmma reads shared memory at one address, at most; 0 without wgmma.
+
+    A descriptor is an address in bits 0 to 13 of 64 (PTX ISA, matrix descriptor) and a constant above it, made in one sum.
+    """
+    found = defaultdict(set)
+    for address, constant in re.findall(r"(?:or|add)\.[bs]64\s+%rd\d+, (%rd\d+), (-?\d+);", ptx):
+        if (constant := int(constant) % 2**64) >> 62:  # the top bits, of which all layouts but the unused one have one
+            found[address].add(constant >> 16)
+    return max(map(len, found.values()), default=0)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
@@ -66,7 +80,8 @@ def attention_types(
     types |= dict(Q=f"*{q}", K=f"*{kv}", V=f"*{kv}", O=f"*{q}", LSE="*fp32", PARTIAL_O="*fp32", PARTIAL_LSE="*fp32")
     types |= dict.fromkeys(("HEAD", "ITEMS", "PAIRS", "COUNTERS", "TABLE"), "*i32")
     types |= dict.fromkeys(("SINKS", "SLOPES", "TREE", "K_SCALE", "V_SCALE", "softcap")) | dict(scale="fp32")
-    types |= dict(H_KV=heads[0], G=heads[1], D=dims[0], DV=dims[1], D_PAD=padded(dims[0]), DV_PAD=padded(dims[1]))
+    d_pad, dv_pad = (tile_columns(*both, block_m, 2 if kv == "i16" else 1) for both in (dims, dims[::-1]))
+    types |= dict(H_KV=heads[0], G=heads[1], D=dims[0], DV=dims[1], D_PAD=d_pad, DV_PAD=dv_pad)
     types |= dict(PAGE=page, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, WINDOW=bool(present.pop("window", False)))
     return (
         types

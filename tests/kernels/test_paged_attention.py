@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import launch, merge_states, paged_attention, plan_attention
+from specdec.kernels.attention_kernel import unpack
 from specdec.kernels.backend import interpreted
 from specdec.kernels.config import Config
 from specdec.kernels.options import Options
 from specdec.kernels.plan_kernel import FIRST, LAST, PAIR, PAIR_SLOT, PAIR_SPLITS, Q_TILE, ROW, SLOT
-from tests.kernels.attention_cases import FAULTS, MATRIX, matrix_case, matrix_id
+from tests.kernels.attention_cases import FAULTS, FP8, FP8_CASES, MATRIX, matrix_case, matrix_id
 from tests.kernels.attention_oracle import (
     INF,
     NAN,
@@ -86,6 +89,33 @@ def test_reported_faults_twin(name: str) -> None:
 def test_reported_faults_kernel(name: str) -> None:
     case = FAULTS[name]()
     check(attention_fp64(case), *run_kernel(case, config_of(case)))
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("name", FP8_CASES)
+def test_fp8_caches(name: str) -> None:
+    case = FP8_CASES[name](torch.float16)
+    want = attention_fp64(case)
+    check(want, *run_twin(case))
+    check(want, *run_kernel(case, config_of(case, len(name))))
+
+
+@triton.jit
+def unpack_kernel(words, low, high, N: tl.constexpr):
+    i = tl.arange(0, N)
+    even, odd = unpack(tl.load(words + i), True)
+    tl.store(low + i, even)
+    tl.store(high + i, odd)
+
+
+@pytest.mark.interpreter
+def test_every_fp8_pair_is_unpacked() -> None:
+    """NaN and subnormals too."""
+    pairs = torch.arange(2**16).to(torch.uint16)
+    low, high = torch.empty(2, 2**16, dtype=torch.float16)
+    unpack_kernel[(1,)](pairs.view(torch.int16), low, high, N=2**16)
+    want = pairs.view(torch.uint8).view(FP8).half().view(-1, 2)
+    torch.testing.assert_close(torch.stack([low, high], 1), want, rtol=0, atol=0, equal_nan=True)
 
 
 def permuted(case: Case, order: list[int]) -> tuple[Case, Tensor]:
@@ -326,7 +356,7 @@ def test_plan_covers_every_visible_tile_once(
         split_size=split_size,
     )
     config = Config(16, 32, 4, 3, 1, True)
-    shape = launch.Shape(config, sum(q_lens) + 2, kv_heads, group, 64, 16, window, causal, words)
+    shape = launch.Shape(config, sum(q_lens) + 2, kv_heads, group, 1, 64, 64, 16, window, causal, words)
     bounds = launch._bounds(plan, shape, workers)
     work = launch._fill(plan, shape, workers, bounds)
     num_items, num_pairs, padding = work.head[:3].tolist()

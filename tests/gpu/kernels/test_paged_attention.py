@@ -12,10 +12,10 @@ from torch import Tensor
 
 from specdec.kernels import AttentionPlan, launch, paged_attention, plan_attention
 from specdec.kernels.attention_kernel import attention_kernel, reduce_kernel
-from specdec.kernels.config import CROWDED, TABLES, Config
+from specdec.kernels.config import CROWDED, FP8, TABLES, Config
 from specdec.kernels.options import Options
 from specdec.kernels.plan_kernel import plan_kernel
-from tests.kernels.attention_cases import DTYPES, FAULTS, MATRIX, matrix_case, matrix_id
+from tests.kernels.attention_cases import DTYPES, FAULTS, FP8_CASES, MATRIX, fp8_case, matrix_case, matrix_id
 from tests.kernels.attention_oracle import (
     INF,
     NAN,
@@ -74,6 +74,21 @@ def test_matrix(row: dict[str, Any], dtype: str) -> None:
 def test_reported_faults(name: str) -> None:
     case = FAULTS[name]()
     check(attention_fp64(case), *shipped(on_gpu(case)))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", FP8_CASES)
+def test_fp8_caches(name: str, dtype: str) -> None:
+    case = FP8_CASES[name](DTYPES[dtype])
+    check(attention_fp64(case), *shipped(on_gpu(case)))
+
+
+@pytest.mark.parametrize("dim, config", [(dim, config) for dim in FP8 for config in dict.fromkeys(FP8[dim])], ids=str)
+@pytest.mark.parametrize("split_size", [None, 256])
+def test_fp8_configurations(dim: int, config: Config, split_size: int | None) -> None:
+    case = fp8_case([16, 1, 5], [3_000, 517, 1_200], torch.bfloat16, heads=(8, 2), dims=(dim, dim))
+    config = config._replace(fused=config.fused and not split_size)
+    check(attention_fp64(case), *run_kernel(on_gpu(case), config, split_size=split_size))
 
 
 LONG = {
