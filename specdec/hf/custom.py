@@ -8,14 +8,23 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from specdec.hf.call import Call
 from specdec.hf.plugin import enable, enabled_of
+from specdec.shown import shown
 
-_DROPPED = {"assistant_model": "drafter=", "streamer": "specdec_streamer="}
-"""Arguments that transformers does not hand on to a custom_generate, and what to pass instead."""
+_DROPPED = {
+    "assistant_model": "pass drafter=, or use specdec.hf.enable(model) and leave custom_generate out",
+    "streamer": "pass specdec_streamer=, or use specdec.hf.enable(model) and leave custom_generate out",
+    "synced_gpus": "rounds are not in step between processes, so leave it out",
+}
+"""Arguments that transformers does not hand on to a custom_generate, and what to do instead."""
+
+_MODES = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION}
+_OF_OTHER_MODES = ("num_beams", "num_beam_groups", "constraints", "force_words_ids", "penalty_alpha", "dola_layers")
 
 
 def generate(
@@ -38,6 +47,7 @@ def generate(
     Raises ValueError naming the argument that the paged runtime can't honour.
     """
     _refuse_dropped()
+    _refuse_other_modes(generation_config)
     call = Call(
         model, input_ids, logits_processor, stopping_criteria, generation_config, specdec_streamer, False, model_kwargs
     )
@@ -54,8 +64,13 @@ def _refuse_dropped() -> None:
     caller = frame.f_back.f_back if frame and frame.f_back else None
     given = caller.f_locals if caller and caller.f_code.co_name == "generate" else {}
     for name, instead in _DROPPED.items():
-        if given.get(name) is not None:
-            raise ValueError(
-                f"{name}: transformers does not hand it on to custom_generate; pass {instead}, or use "
-                "specdec.hf.enable(model) and leave custom_generate out"
-            )
+        if given.get(name) not in (None, False):
+            raise ValueError(f"{name}: transformers does not hand it on to custom_generate; {instead}")
+
+
+def _refuse_other_modes(config: GenerationConfig) -> None:
+    """A custom loop is asked for every mode, and has its rows beside each other whether they are beams or not."""
+    if config.get_generation_mode() not in _MODES:
+        asked = {name: getattr(config, name, None) for name in _OF_OTHER_MODES}
+        named = ", ".join(f"{name}={shown(value)}" for name, value in asked.items() if value not in (None, 1))
+        raise ValueError(f"{named}: such a search has no paged form; leave it out, or custom_generate")

@@ -28,6 +28,7 @@ from specdec.limits import Wishes
 from specdec.loading import load_model
 from specdec.model import device_of, kv_specs
 from specdec.options import check_drafter_type
+from specdec.sampling import MOST_DRAFTS, check_int
 from specdec.shown import shown
 from specdec.stats import EngineStats
 
@@ -95,11 +96,17 @@ class Enabled:
                 raise
         return output if call.generation_config.return_dict_in_generate else output.sequences
 
-    def lookup(self, max_match: int | None) -> Any:
-        """The look-up drafter of a longest match; one object for each, as engines are kept by their drafter."""
-        if max_match is not None and max_match not in self._lookups:
-            self._lookups[max_match] = LookupDrafter(max_match=max_match)
-        return self._lookups[max_match]
+    def lookup(self, config: GenerationConfig) -> tuple[Any, int]:
+        """Drafter and k of a call that asks for look-up; one object for each longest match: engines go with their drafter.
+
+        Raises TypeError or ValueError naming the argument.
+        """
+        check_int("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens, 1, MOST_DRAFTS)
+        longest = config.max_matching_ngram_size or None  # transformers takes 0 for its default, too
+        if longest is not None:
+            check_int("max_matching_ngram_size", longest, 1)
+            self._lookups.setdefault(longest, LookupDrafter(max_match=longest))
+        return self._lookups[longest], config.prompt_lookup_num_tokens
 
     def _session(self, drafter: Any, call: Call) -> Session:
         need = Need.of(call, self.options.llm.get("block_size", 16))
@@ -138,9 +145,8 @@ class Enabled:
         config = call.generation_config
         obstacle = call.obstacle(self.options.llm.get("max_model_len")) or misfit
         if obstacle is None:
-            lookup = config.prompt_lookup_num_tokens
-            drafter = assistant if assistant is not None else self.lookup(config.max_matching_ngram_size)
-            return self.run(call, drafter, lookup if assistant is None else _drafts(config) or self.options.k)
+            drafter, k = (assistant, _drafts(config)) if assistant is not None else self.lookup(config)
+            return self.run(call, drafter, self.options.k if k is None else k)
         if len(call.input_ids) > 1:
             raise ValueError(f"{obstacle} (transformers' own assisted decoding is for a batch of one)")
         advise(f"assisted by transformers, not by specdec: {obstacle}")
@@ -155,6 +161,11 @@ class Enabled:
             obstacle = obstacle or _misfit(self.model, {"assistant_model": drafter})
         if obstacle:
             raise ValueError(obstacle.replace("assistant_model:", "drafter:"))
+        if call.generation_config.prompt_lookup_num_tokens is not None:
+            if drafter is not None:
+                raise ValueError("prompt_lookup_num_tokens: expected either it or drafter=, got both")
+            drafter, number = self.lookup(call.generation_config)
+            return self.run(call, drafter, number if k is None else k)
         return self.run(call, self._own_drafter() if drafter is None else self._loaded(drafter), k)
 
     def _own_drafter(self) -> Any:
@@ -304,7 +315,10 @@ def _padded_apart(model: PreTrainedModel, arguments: dict[str, Any]) -> bool:
 def _drafts(config: GenerationConfig) -> int | None:
     """The call's own number of drafts; transformers' default is no wish of anybody."""
     number = config.num_assistant_tokens
-    return None if number == _DEFAULT_ASSISTANT_TOKENS else number
+    if number in (None, _DEFAULT_ASSISTANT_TOKENS):
+        return None
+    check_int("num_assistant_tokens", number, 0, MOST_DRAFTS)
+    return number
 
 
 def _check_model(model: Any) -> None:

@@ -108,3 +108,24 @@ def test_what_is_said_of_an_ordinary_call(model):
 def test_the_longest_match_of_a_look_up(model, longest):
     kwargs = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": longest}
     assert torch.equal(model.generate(**batch(), **GREEDY, **kwargs), own(max_new_tokens=7))
+
+
+NUMBERS = (
+    {"prompt_lookup_num_tokens": 0},
+    {"prompt_lookup_num_tokens": 2.5},
+    {"max_matching_ngram_size": -1, "prompt_lookup_num_tokens": 3},
+    {"num_assistant_tokens": -1, "assistant_model": tiny("llama", seed=2)},
+)
+
+
+@pytest.mark.parametrize("arguments", NUMBERS, ids=lambda arguments: next(iter(arguments)))
+def test_a_bad_number_of_drafts_is_named(model, arguments):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(arguments))}: expected"):
+        model.generate(**batch(), **GREEDY, **arguments)
+
+
+def test_no_drafts_at_all():
+    model, near = copy.deepcopy(tiny("llama")), copy.deepcopy(tiny("llama", noise=0.01))
+    with specdec.hf.enable(model, k=3) as enabled:
+        out = model.generate(**batch(), **GREEDY, assistant_model=near, num_assistant_tokens=0)
+        assert torch.equal(out, own(max_new_tokens=7)) and not enabled.stats.drafted

@@ -348,27 +348,6 @@ def test_the_calls_number_of_drafts_goes_before_the_settings(model, arguments, k
         assert max(enabled.stats.accepted_per_round) == k
 
 
-# -- custom_generate
-
-
-def test_custom_generate(model, near):
-    road = {"custom_generate": specdec.hf.generate, **GREEDY}
-    for arguments in ({}, {"drafter": "lookup", "k": 5}, {"drafter": near}):
-        assert torch.equal(model.generate(**batch(), **road, **arguments), own())
-    assert enabled_of(model) is None
-    with specdec.hf.enable(model) as enabled:
-        assert torch.equal(model.generate(**batch(), **road, drafter="lookup"), own())
-        assert enabled.stats.rounds
-
-
-def test_what_custom_generate_drops_is_named(model, near):
-    road = {"custom_generate": specdec.hf.generate, **GREEDY}
-    with pytest.raises(ValueError, match="assistant_model: .* pass drafter="):
-        model.generate(**batch(), **road, assistant_model=near)
-    with pytest.raises(ValueError, match="output_hidden_states=True"):
-        model.generate(**batch(), **road, **KEPT)
-
-
 # -- real weights
 
 
