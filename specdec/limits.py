@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from specdec.adjustments import table_bytes
+from specdec.advice import advise
 from specdec.kvpool import KVPool, KVSpec
 from specdec.shown import shown
 
@@ -19,6 +21,8 @@ _CUDA_SHARE = 0.85
 """Of the device memory that is free once the weights are there, at most."""
 GRAPHS, _GRAPH_BYTES = 32, 16 << 20
 """Captured at once, and what the nodes of one take: some 1,600 kernels of 10 KB."""
+_PADDED_POSITIONS = 2
+"""Rows that some models, as OPT, have in front of those of their positions."""
 _WORKSPACES = 8 * (32 << 20)
 """What the libraries of matrix products keep for each stream that they have met: rounds', captures' and graphs' own."""
 
@@ -91,11 +95,14 @@ def choose(models: list[PreTrainedModel], specs: Sequence[KVSpec], wishes: Wishe
 
     work: what the memory beside the pool must hold; without it a share of it is left.
     """
-    positions = max_positions(models[0])
+    each = [max_positions(models[0]), *map(learned_positions, models[1:])]
+    positions = min(filter(None, each), default=None)
     if wishes.max_model_len and positions and wishes.max_model_len > positions:
         raise ValueError(
             f"max_model_len: expected at most {positions}, the model's positions, got {shown(wishes.max_model_len)}"
         )
+    if positions != each[0] and not wishes.max_model_len:
+        advise(f"max_model_len: {positions}, as many positions as the draft model has learned")
     length = wishes.max_model_len or positions or 4096
     device = torch.device(specs[0].device)
     rows = wishes.max_rows or (CPU_ROWS if device.type == "cpu" else CUDA_ROWS)
@@ -116,6 +123,18 @@ def max_positions(model: PreTrainedModel) -> int | None:
     kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict) and kind.get("rope_type") == "longrope"]
     short = [kind.get("original_max_position_embeddings") for kind in kinds]
     return min([n for n in (positions, *short) if n], default=None)
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """The positions of a model that has an embedding for each of them, as GPT-2: past them it has no forward at all.
+
+    None for rotary and other positions, past which a draft model drafts worse, and that is all.
+    """
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    others = (m for m in model.modules() if isinstance(m, nn.Embedding) and m is not model.get_input_embeddings())
+    if any(positions and positions <= m.num_embeddings <= positions + _PADDED_POSITIONS for m in others):
+        return positions
+    return None
 
 
 def _blocks(specs: Sequence[KVSpec], wishes: Wishes, beside: int) -> int:

@@ -6,7 +6,7 @@ import transformers
 from support import COMMON, tiny
 
 from specdec.adjustments import AdjustmentTables, table_bytes
-from specdec.limits import Wishes, Work, choose, max_positions, share
+from specdec.limits import Wishes, Work, choose, learned_positions, max_positions, share
 from specdec.model import kv_specs
 
 GRAPH_NODES, WORKSPACES = 32 * (16 << 20), 8 * (32 << 20)
@@ -65,3 +65,17 @@ def test_angles_that_follow_the_length_hold_for_short_texts_only():
     assert max_positions(model) == 32 and max_positions(tiny()) == 128
     with pytest.raises(ValueError, match="max_model_len: expected at most 32, the model's positions, got 33"):
         choose([model], kv_specs(model), Wishes(max_model_len=33))
+
+
+def test_a_draft_model_that_has_learned_few_positions_bounds_the_text():
+    """128 of the target's; past its own such a model fails, which on a GPU takes the process with it."""
+    sizes = {"vocab_size": 97, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    opt = transformers.OPTForCausalLM(
+        transformers.OPTConfig(**sizes, ffn_dim=16, word_embed_proj_dim=16, max_position_embeddings=32)
+    )
+    assert learned_positions(opt) == 32 and learned_positions(tiny("gpt2")) == 128 and learned_positions(tiny()) is None
+    models, specs = [tiny(), opt], [*kv_specs(tiny()), *kv_specs(opt)]
+    with pytest.warns(UserWarning, match="max_model_len: 32, as many positions as the draft model has learned"):
+        assert choose(models, specs, Wishes()).max_model_len == 32
+    with pytest.raises(ValueError, match="max_model_len: expected at most 32"):
+        choose(models, specs, Wishes(max_model_len=33))
