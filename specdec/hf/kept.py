@@ -33,6 +33,12 @@ class Kept:
         ours = (member >= 0) & (step >= 0) & (step < self._steps)
         self._tensors[name][member[ours], step[ours]] = values[ours].float()
 
+    def step(self, name: str, step: int, running: list[bool]) -> Tensor:
+        """[B, vocab] of one step that every running row has its token of; zeros for the others."""
+        values = self._tensors[name][:, step].clone()
+        values[~torch.tensor(running, device=values.device)] = 0
+        return values
+
     def outputs(self, lengths: list[int], device: torch.device) -> dict[str, tuple[Tensor, ...]]:
         """By name, a [B, vocab] for every step of the longest row; zeros past a row's own end. lengths [B]."""
         for tensor in self._tensors.values():

@@ -2,8 +2,8 @@
 
 Processors see whole batches of one length, while rows of a round stand at several. So they are called once for every
 length that has a token to draw, with the batch as transformers would have it there; rows that are elsewhere fill it up
-and their scores are dropped. What a processor returns must be a function of its arguments alone: it is asked about
-drafts that may be rejected.
+and their scores are dropped. What a processor returns must be a function of its arguments alone, and a row's scores of
+that row alone: it is asked about drafts that may be rejected, and its neighbours may not have got there yet.
 """
 
 from __future__ import annotations
@@ -50,9 +50,17 @@ class ProcessedVerifier:
             here = (columns == length).nonzero()[:, 0]
             scores = processed.new_zeros(len(batch), processed.shape[1])
             scores[member[here]] = processed[here]
-            processed[here] = self.processors(batch[:, : length + 1], scores)[member[here]]
+            processed[here] = self._asked(batch[:, : length + 1], scores)[member[here]]
         self.kept.note("scores", processed[:count], member, positions)
         return processed
+
+    def _asked(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """[B, vocab] in fp32: what the processors make of `scores`."""
+        out = self.processors(input_ids, scores)
+        if not isinstance(out, Tensor) or out.shape != scores.shape:
+            got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(f"logits_processor: expected scores of shape {list(scores.shape)} back, got {got}")
+        return out.to(scores)
 
     def _known(self, view: RowView, members: Tensor) -> Tensor:
         """[B, L + new] the batch with what each row of the round has so far, at the columns it has in transformers."""

@@ -12,14 +12,20 @@ import torch
 from torch import Tensor
 
 from specdec.hf.call import Call
+from specdec.hf.kept import Kept
 from specdec.sequence import Sequence, Status
 
 
 class Replay:
-    """`advance` after every round; `sequences` once `finished`. cancel: ends a row that a criterion has stopped."""
+    """`advance` after every round; `sequences` once `finished`. cancel: ends a row that a criterion has stopped.
 
-    def __init__(self, call: Call, seqs: list[Sequence], cancel: Callable[[Sequence], None]):
+    kept: the scores that criteria are shown, if the call asks for scores.
+    """
+
+    def __init__(self, call: Call, seqs: list[Sequence], cancel: Callable[[Sequence], None], kept: Kept | None = None):
         self.call, self.seqs, self.cancel = call, seqs, cancel
+        self._kept = kept if kept and call.keeps("scores") else None
+        self._scores: tuple[Tensor, ...] = ()
         self.watched = bool(call.watchers) or call.streamer is not None
         self.ends: list[int | None] = [None] * len(seqs)
         self._steps = 0
@@ -35,7 +41,7 @@ class Replay:
         """Replay the steps that every row has a token for. Raises the error of a row that failed."""
         for seq in self.seqs:
             if seq.error:
-                raise seq.error
+                raise self._told(seq.error)
         while self.watched and not self.finished:
             tokens = [self._token(r) for r in range(len(self.seqs))]
             if None in tokens:
@@ -56,6 +62,13 @@ class Replay:
         if not self.watched:
             return [len(seq.output_ids) for seq in self.seqs]
         return [end if self.call.pads and end is not None else self._steps for end in self.ends]
+
+    def _told(self, error: BaseException) -> BaseException:
+        """The error of a row; of one that has no token left, what its logits went through."""
+        names = ", ".join(type(processor).__name__ for processor in self.call.logits_processor)
+        if isinstance(error, FloatingPointError) and names:
+            error.add_note(f"after logits_processor: {names}")
+        return error
 
     def _token(self, r: int) -> int | None:
         """Row r's token of this step, None while it is still to come."""
@@ -81,7 +94,10 @@ class Replay:
         if not self.call.watchers:
             return [False] * len(self.seqs)
         self._ids = torch.cat([self._ids, tokens[:, None].to(self._ids.device)], 1)
+        if self._kept:
+            running = [end is None for end in self.ends]
+            self._scores += (self._kept.step("scores", self._steps - 1, running).to(self._ids.device),)
         done = torch.zeros(len(self.seqs), dtype=torch.bool, device=self._ids.device)
         for criterion in self.call.watchers:
-            done = done | criterion(self._ids, None)
+            done = done | criterion(self._ids, self._scores if self._kept else None)
         return done.tolist()

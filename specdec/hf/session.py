@@ -18,7 +18,7 @@ from specdec.hf.kept import Kept
 from specdec.hf.processing import ProcessedVerifier
 from specdec.hf.replay import Replay
 from specdec.kvpool import KVPool
-from specdec.limits import Wishes, choose, max_positions
+from specdec.limits import Wishes, choose, learned_positions, max_positions
 from specdec.llm import LLM
 from specdec.model import active_adapters, device_of, kv_specs
 from specdec.sequence import Sequence
@@ -115,8 +115,8 @@ class Session:
     def _run(self, call: Call, k: int | None) -> GenerateDecoderOnlyOutput:
         self._forget_prefixes()
         seqs = call.sequences(k)
-        replay = Replay(call, seqs, self.engine.cancel)
         with self._processing(call, seqs) as processing:
+            replay = Replay(call, seqs, self.engine.cancel, processing.kept if processing else None)
             try:
                 for seq in seqs:
                     self.engine.submit(seq)
@@ -158,8 +158,9 @@ class Session:
 
     def _sizes(self, model: PreTrainedModel) -> dict[str, Any]:
         """Options of `LLM`: the user's sizes, and for the rest as much as the calls need and the memory allows."""
-        given, positions = self.options.llm, max_positions(model)
-        length = given.get("max_model_len") or min(self.need.length, positions or self.need.length)
+        given = self.options.llm
+        positions = [max_positions(model), *map(learned_positions, self.models[1:])]
+        length = given.get("max_model_len") or min([self.need.length, *filter(None, positions)])
         rows, size = given.get("max_rows") or self.need.rows, given.get("block_size", 16)
         sizes = {**given, "max_model_len": length, "max_rows": rows}
         if "kv_memory" not in given:

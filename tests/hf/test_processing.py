@@ -109,6 +109,28 @@ def test_a_failing_processor_raises_its_own_error(model, enabled):
     assert torch.equal(model.generate(**batch(), **GREEDY), own())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_scores_of_another_dtype(model, enabled, dtype):
+    def cast(input_ids, scores):
+        return (scores * 0.5).to(dtype)
+
+    out = model.generate(**batch(), **GREEDY, logits_processor=LogitsProcessorList([RowBias(), cast]))
+    assert torch.equal(out, own(logits_processor=LogitsProcessorList([RowBias(), cast])))
+
+
+@pytest.mark.parametrize("wrong", [lambda ids, scores: scores[:1], lambda ids, scores: None])
+def test_what_is_no_scores_is_named(model, enabled, wrong):
+    with pytest.raises(ValueError, match=r"logits_processor: expected scores of shape \[4, 97\] back, got"):
+        model.generate(**batch(), **GREEDY, logits_processor=LogitsProcessorList([wrong]))
+
+
+@pytest.mark.parametrize("beside", [{}, {"no_repeat_ngram_size": 2}])
+def test_a_row_without_a_token_to_draw_says_what_its_logits_went_through(model, enabled, beside):
+    with pytest.raises(FloatingPointError, match="no token") as raised:
+        model.generate(**batch(), **GREEDY, suppress_tokens=list(range(97)), **beside)
+    assert "SuppressTokensLogitsProcessor" in raised.value.__notes__[0]
+
+
 def test_a_processor_with_state_is_left_to_transformers(model, enabled):
     with pytest.warns(UserWarning, match="guidance_scale="):
         out = model.generate(**batch(), **GREEDY, guidance_scale=1.5)

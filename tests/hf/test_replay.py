@@ -108,6 +108,25 @@ def test_a_custom_loops_streamer(model):
         model.generate(**batch(), **GREEDY, custom_generate=specdec.hf.generate, streamer=streamer)
 
 
+@pytest.mark.parametrize("ends", [{}, {"eos_token_id": an_end(at=3), "pad_token_id": PAD}])
+def test_criteria_see_the_scores_that_are_asked_for(model, ends):
+    """Of the rows that run; transformers draws scores for ended ones, too."""
+    seen = []
+
+    def surest(input_ids, scores, **kwargs):
+        seen.append(torch.stack(scores))
+        return scores[-1].softmax(-1).amax(-1) > 0.999
+
+    call = {**GREEDY, **ends, "stopping_criteria": [surest], "output_scores": True, "return_dict_in_generate": True}
+    ours, in_ours = model.generate(**batch(), **call).sequences, [*seen]
+    seen.clear()
+    assert torch.equal(ours, tiny("llama").generate(**batch(), **call).sequences)
+    assert len(in_ours) == len(seen) > 3
+    for mine, theirs in zip(in_ours, seen, strict=True):
+        runs = mine.abs().amax(-1) > 0
+        assert runs[0].all() and torch.allclose(mine[runs], theirs[runs], atol=1e-4)
+
+
 def test_no_time_is_one_token(model):
     out = model.generate(**batch(), **GREEDY, max_time=0.0)
     assert torch.equal(out, own(max_new_tokens=1))
