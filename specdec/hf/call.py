@@ -165,6 +165,12 @@ class Call:
                 return (
                     f"{_STATEFUL[type(processor).__name__]}=: it keeps state that a rejected draft spoils; leave it out"
                 )
+        prepare = vars(self.model).get("prepare_inputs_for_generation")
+        if prepare and getattr(prepare, "__func__", None) is not type(self.model).prepare_inputs_for_generation:
+            return (
+                "prepare_inputs_for_generation: replaced on this model, as prompt and prefix tuning of peft do, and not "
+                "called by a paged forward; generate without it"
+            )
         if torch.is_autocast_enabled(device_of(self.model).type):
             return "torch.autocast: keys and values would differ in dtype there; call generate outside of it"
         return "synced_gpus=True: rounds are not in step between processes; leave it out" if self.synced_gpus else None
@@ -178,16 +184,24 @@ class Call:
         return None
 
     def _bad_rows(self) -> str | None:
-        if self.input_ids.shape[1] == 0 or any(n == self.input_ids.shape[1] for n in self.padding):
-            return "input_ids: expected at least one token in each row"
         mask, positions = self.kwargs.get("attention_mask"), self.kwargs.get("position_ids")
+        shape, dtype = self.input_ids.shape, self.input_ids.dtype
+        if mask is not None and (mask.shape != shape or not ((mask == 0) | (mask == 1)).all()):
+            return f"attention_mask: expected zeros and ones of shape {list(shape)}"
+        if shape[0] == 0 or any(n == shape[1] for n in self.padding):
+            return "input_ids: expected at least one row, and at least one token in each row"
+        if dtype.is_floating_point or dtype == torch.bool:
+            return f"input_ids: expected token ids, got {dtype}"
         columns = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         padding = torch.tensor(self.padding, device=columns.device)[:, None]
         real = columns >= padding
         if mask is not None and not torch.equal(mask.to(columns.device) != 0, real):
             return "attention_mask: expected padding at the left only; set the tokenizer's padding_side='left'"
         if positions is not None and not _counts_up(positions.to(columns.device), columns - padding, real):
-            return "position_ids: expected 0, 1, 2, ... from each row's first token on; leave it out"
+            return (
+                "position_ids: expected 0, 1, 2, ... from each row's first token on, as transformers makes them of an "
+                "attention_mask that is as long as the prompt; leave it out"
+            )
         vocab = self.model.get_input_embeddings().weight.shape[0]
         if any(not 0 <= token < vocab for row in self.prompts for token in row):
             return f"input_ids: expected token ids in 0..{vocab - 1}"

@@ -33,6 +33,7 @@ def cache():
 CALLS = {
     "padding at the left only": lambda: mask([1, 1, 1, 1, 1, 0], [1] * 6),
     "attention_mask": lambda: mask([0, 1, 0, 1, 1, 1], [1] * 6),
+    "attention_mask: expected zeros and ones": lambda: mask([1, 1, 2, 2, 2, 2], [1] * 6),
     "position_ids": lambda: {"input_ids": IDS, "position_ids": torch.arange(2, 8)[None].repeat(2, 1)},
     "past_key_values=|cache=": lambda: {"input_ids": IDS, "past_key_values": cache()},
     "output_attentions=": lambda: {"input_ids": IDS, "output_attentions": True, "return_dict_in_generate": True},
@@ -56,6 +57,60 @@ def test_a_plain_call_is_transformers_own(model, said):
 def test_an_assisted_batch_is_refused(model, said):
     with pytest.raises(ValueError, match=f"({said}).*a batch of one"):
         model.generate(**{**GREEDY, **CALLS[said]()}, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("ids", [IDS[:0], IDS.float()], ids=["no rows", "floats"])
+def test_ids_that_are_none(model, ids):
+    with pytest.raises(ValueError, match="input_ids: expected"):
+        model.generate(ids, attention_mask=torch.ones(ids.shape, dtype=torch.long), custom_generate=specdec.hf.generate)
+
+
+def test_inputs_that_something_else_prepares(model):
+    """What prompt tuning of peft does: it puts tokens of its own in front of the call's."""
+    twins = [model, copy.deepcopy(tiny("llama"))]
+    outputs = []
+    for twin in twins:
+
+        def prepare(input_ids, twin=twin, **kwargs):
+            return type(twin).prepare_inputs_for_generation(twin, (input_ids + 1) % 97, **kwargs)
+
+        twin.prepare_inputs_for_generation = prepare
+        try:
+            outputs.append(twin.generate(IDS, **GREEDY))
+            if twin is model:
+                with pytest.raises(ValueError, match="prepare_inputs_for_generation: replaced"):
+                    model.generate(IDS, **GREEDY, prompt_lookup_num_tokens=3)
+        finally:
+            del twin.prepare_inputs_for_generation
+    assert torch.equal(*outputs)
+    model.prepare_inputs_for_generation = model.prepare_inputs_for_generation  # put back, as peft does
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*by transformers.*")
+        model.generate(IDS, **GREEDY)
+    del model.prepare_inputs_for_generation
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_follow_the_length_of_the_text(kind):
+    """Exact up to the positions where they begin to, also behind a longer forward of another kind; past them named."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 24}
+    config = copy.deepcopy(tiny("llama").config)
+    config.max_position_embeddings = 24 if kind == "dynamic" else 96
+    config.rope_parameters = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        **(factors if kind == "longrope" else {}),
+    }
+    plain = transformers.LlamaForCausalLM(config).eval()
+    plain.load_state_dict(tiny("llama").state_dict())
+    followed = copy.deepcopy(plain)
+    with specdec.hf.enable(followed):
+        followed(torch.arange(60)[None])
+        out = followed.generate(**batch(), do_sample=False, max_new_tokens=5, prompt_lookup_num_tokens=4)
+        assert torch.equal(out, plain.generate(**batch(), do_sample=False, max_new_tokens=5))
+        with pytest.raises(ValueError, match="max_new_tokens=6: a row could reach 25 tokens, expected at most 24"):
+            followed.generate(**batch(), do_sample=False, max_new_tokens=6, prompt_lookup_num_tokens=4)
 
 
 def test_embeddings_instead_of_tokens(model):
