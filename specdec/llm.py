@@ -118,7 +118,8 @@ class LLM:
         self.kv_scales = options.kv_scales(self.model, specs, kv_scales, self.tokenizer)
         models, draft_specs, draft_scales = [self.model], [], None
         if draft_model is not None:
-            draft_specs = kv_specs(draft_model, drafter_kv_dtype, "drafter_kv_dtype")
+            with options.naming_the_drafter():
+                draft_specs = kv_specs(draft_model, drafter_kv_dtype, "drafter_kv_dtype")
             draft_scales = options.kv_scales(draft_model, draft_specs)
             models.append(draft_model)
         elif drafter_kv_dtype != "auto":
@@ -131,7 +132,8 @@ class LLM:
         target = PagedModel(self.model, pool, TARGET, compiled=compiled, scales=self.kv_scales)
         try:
             if draft_model is not None:
-                paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled, scales=draft_scales)
+                with options.naming_the_drafter():
+                    paged = PagedModel(draft_model, pool, DRAFTER, compiled=compiled, scales=draft_scales)
                 drafter = ModelDrafter(paged, vocab_size=self.vocab_size, keep_q=verifier != "coupled")
             elif kind == "lookup":
                 drafter = LookupDrafter()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +36,15 @@ def check_drafter(drafter: Any) -> None:
             find_checkpoint(os.fspath(drafter))
         except ValueError as error:
             raise ValueError(f'drafter: expected None, "lookup" or a model; {error}') from error
+
+
+@contextmanager
+def naming_the_drafter() -> Iterator[None]:
+    """Within it an error about a model is about the draft model, and says so."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(str(error).replace("model:", "drafter:", 1)) from error
 
 
 def check_k(k: int | str, kind: str) -> int:

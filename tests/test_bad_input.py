@@ -53,6 +53,19 @@ def test_models_that_cannot_be_paged():
         LLM(7)
 
 
+def test_drafters_that_cannot_be_paged(model):
+    """It is the drafter that is named, and the model is as it was."""
+    config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
+    with pytest.raises(ValueError, match="drafter: MambaForCausalLM can't be paged"):
+        LLM(model, drafter=transformers.AutoModelForCausalLM.from_config(config))
+    sharing = copy.deepcopy(model)
+    sharing.model.layers[1] = model.model.layers[1]
+    with pytest.raises(ValueError, match="drafter: this LlamaForCausalLM shares layers with a model in use"):
+        LLM(model, drafter=sharing)
+    with LLM(model, drafter=copy.deepcopy(model), max_rows=1) as llm:
+        assert len(llm.generate([1, 2], SamplingParams(max_tokens=2, temperature=0.0))[0].token_ids) == 2
+
+
 def test_a_drafter_with_another_vocabulary(model):
     other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**COMMON, "vocab_size": 4000}))
     with pytest.raises(ValueError, match="drafter: expected a vocabulary of 97 tokens, the target's, got 4000"):

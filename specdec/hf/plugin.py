@@ -24,9 +24,9 @@ from specdec.advice import advise
 from specdec.draft import LookupDrafter, check_vocabulary
 from specdec.hf.call import Call
 from specdec.hf.session import Need, Options, Session
-from specdec.limits import Wishes
+from specdec.limits import Wishes, learned_positions
 from specdec.loading import load_model
-from specdec.model import device_of, kv_specs
+from specdec.model import decoder_layers, device_of, kv_specs
 from specdec.options import check_drafter_type
 from specdec.sampling import MOST_DRAFTS, check_int
 from specdec.shown import shown
@@ -108,11 +108,17 @@ class Enabled:
             self._lookups.setdefault(longest, LookupDrafter(max_match=longest))
         return self._lookups[longest], config.prompt_lookup_num_tokens
 
+    def _longest(self, drafter: Any) -> int | None:
+        """Tokens of a row at most, with drafts by `drafter`; None where only the model's positions count."""
+        learned = learned_positions(drafter) if isinstance(drafter, PreTrainedModel) else None
+        return min(filter(None, [self.options.llm.get("max_model_len"), learned]), default=None)
+
     def _session(self, drafter: Any, call: Call) -> Session:
         need = Need.of(call, self.options.llm.get("block_size", 16))
         if self.session and not self.session.serves(drafter, need):
             need |= self.session.need
-            drafter = self.session.drafter if drafter is None else drafter
+            if drafter is None and need.length <= (self._longest(self.session.drafter) or need.length):
+                drafter = self.session.drafter
             self.release()
         if self.session is None:
             models = {id(self.model), id(drafter)}
@@ -128,11 +134,12 @@ class Enabled:
         """A call without assistance; None if it is not for the paged runtime."""
         if not self.plain or call.generation_config.is_assistant:
             return None
-        obstacle = call.obstacle(self.options.llm.get("max_model_len"))
+        drafter = self._own_drafter()
+        obstacle = call.obstacle(self._longest(drafter))
         if obstacle:
             advise(f"decoded by transformers, not by specdec: {obstacle}")
             return None
-        return self.run(call, self._own_drafter(), self.options.k)
+        return self.run(call, drafter, self.options.k)
 
     def assist(
         self, call: Call, misfit: str | None, assistant: PreTrainedModel | None
@@ -143,7 +150,7 @@ class Enabled:
         Raises ValueError naming the argument that has no paged form where transformers has no batched form either.
         """
         config = call.generation_config
-        obstacle = call.obstacle(self.options.llm.get("max_model_len")) or misfit
+        obstacle = misfit or self._unpaged(assistant) or call.obstacle(self._longest(assistant))
         if obstacle is None:
             drafter, k = (assistant, _drafts(config)) if assistant is not None else self.lookup(config)
             return self.run(call, drafter, self.options.k if k is None else k)
@@ -156,7 +163,8 @@ class Enabled:
         """A call that asked for the paged runtime by name. Raises ValueError for what has no paged form."""
         check_drafter_type(drafter)
         _check_k(k)
-        obstacle = call.obstacle(self.options.llm.get("max_model_len"))
+        drafter = self._own_drafter() if drafter is None else self._loaded(drafter)
+        obstacle = call.obstacle(self._longest(drafter))
         if isinstance(drafter, PreTrainedModel):
             obstacle = obstacle or _misfit(self.model, {"assistant_model": drafter})
         if obstacle:
@@ -166,7 +174,19 @@ class Enabled:
                 raise ValueError("prompt_lookup_num_tokens: expected either it or drafter=, got both")
             drafter, number = self.lookup(call.generation_config)
             return self.run(call, drafter, number if k is None else k)
-        return self.run(call, self._own_drafter() if drafter is None else self._loaded(drafter), k)
+        return self.run(call, drafter, k)
+
+    def _unpaged(self, assistant: Any) -> str | None:
+        """Why the assistant of a call can't be paged beside the target; None if it can, or there is none."""
+        if assistant is None or (self.session and self.session.drafter is assistant):
+            return None
+        if {*decoder_layers(self.model)} & {*decoder_layers(assistant)}:
+            return "assistant_model: it shares layers with the target, whose KV is in them; pass a deep copy"
+        try:
+            kv_specs(assistant)
+        except ValueError as error:
+            return str(error).replace("model:", "assistant_model:", 1)
+        return None
 
     def _own_drafter(self) -> Any:
         self.drafter = self._loaded(self.drafter)
@@ -297,6 +317,11 @@ def _misfit(model: PreTrainedModel, arguments: dict[str, Any]) -> str | None:
         return None
     if assistant is model:
         return "assistant_model: expected another model object than the target"
+    if not isinstance(assistant, PreTrainedModel):
+        kind = type(assistant).__name__
+        return (
+            f"assistant_model: expected a transformers model, got {kind}; of a wrapped one (peft), pass the one inside"
+        )
     try:
         check_vocabulary(model, assistant, arguments.get("tokenizer"), arguments.get("assistant_tokenizer"))
     except ValueError as error:

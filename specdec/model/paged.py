@@ -158,9 +158,13 @@ class PagedModel:
 
 
 def refuse_in_use(model: PreTrainedModel) -> None:
-    """Raises ValueError for a model object that has its KV in a pool already."""
+    """Raises ValueError for a model object that has its KV in a pool already, or layers that have."""
     if model.base_model in _in_use:
         raise ValueError(f"model: this {type(model).__name__} object is in use by another LLM; close that one first")
+    if any(hasattr(module, "specdec_kv") for module in model.modules()):
+        raise ValueError(
+            f"model: this {type(model).__name__} shares layers with a model in use, whose KV is in them; pass a deep copy"
+        )
 
 
 def kv_specs(model: PreTrainedModel, kv_dtype: str | torch.dtype = "auto", name: str = "kv_dtype") -> list[KVSpec]:

@@ -223,6 +223,60 @@ def test_an_assistant_of_another_vocabulary_is_refused(model):
         model.generate(**batch(), **GREEDY, assistant_model=other)
 
 
+def short_gpt2():
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 24}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, **sizes)).eval()
+
+
+def mamba():
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    return transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=VOCAB, **sizes)).eval()
+
+
+def wrapped(model):
+    """Not a transformers model, but with the config of one, as peft's are."""
+    other = torch.nn.Linear(2, 2)
+    other.config = model.config
+    return other
+
+
+def with_layers_of(model):
+    """What cutting layers off a shallow copy gives."""
+    other = copy.deepcopy(tiny("llama", noise=0.01))
+    other.model.layers[0] = model.model.layers[0]
+    return other
+
+
+ASSISTANTS = {
+    "assistant_model: expected a transformers model, got Linear": wrapped,
+    "assistant_model: .* keep other state than KV": lambda model: mamba(),
+    "assistant_model: it shares layers": with_layers_of,
+    "could reach 31 tokens, expected at most 24": lambda model: short_gpt2(),
+}
+
+
+@pytest.mark.parametrize("said", ASSISTANTS)
+def test_an_assistant_that_cannot_be_paged_is_refused_by_name(model, said):
+    with specdec.hf.enable(model), pytest.raises(ValueError, match=f"{said}.*a batch of one"):
+        model.generate(**batch(), **GREEDY, assistant_model=ASSISTANTS[said](model))
+    assert torch.equal(model.generate(**batch(), **GREEDY), own())
+
+
+def test_a_single_row_is_left_to_transformers_with_such_an_assistant(model):
+    one = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}
+    with specdec.hf.enable(model), pytest.warns(UserWarning, match="assistant_model: it shares layers"):
+        assert torch.equal(model.generate(**one, **GREEDY, assistant_model=with_layers_of(model)), own(inputs=one))
+
+
+def test_learned_positions_of_an_assistant_count(model):
+    short = short_gpt2()
+    with specdec.hf.enable(model, plain=True) as enabled:
+        calls = {"do_sample": False, "max_new_tokens": 5}
+        assert torch.equal(model.generate(**batch(), **calls, assistant_model=short), own(max_new_tokens=5))
+        assert enabled.stats.drafted
+        assert torch.equal(model.generate(**batch(), **GREEDY), own()), "without it there is no such limit"
+
+
 def test_assisted_calls_of_models_that_are_not_enabled_stay_as_they_were(near):
     other = tiny("llama", seed=3)
     with pytest.raises(ValueError, match="batch_size = 1"):
