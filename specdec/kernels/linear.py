@@ -68,6 +68,8 @@ def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]
         block_rows, block, stages, warps = 16, 256, 4, 1
     else:
         block_rows, block, stages, warps = 16, 64, 8, 1
+    if element_size == 4 and width >= 1024:
+        warps = 4  # tiles live in registers, for want of tensor cores: fewer warps spilled up to 5 KB a thread on sm_80
     return block_rows, max(block * 2 // element_size, 16), stages, warps
 
 

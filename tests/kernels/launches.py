@@ -85,8 +85,8 @@ def sampling(dtype: torch.dtype) -> None:
 
 
 def products(dtype: torch.dtype) -> None:
-    """Of one token and of 16, in each of the tiles."""
-    for rows, width in ((8192, 1024), (1024, 8192), (1024, 1024), (960, 576)):
+    """Of one token and of 16, in each of the tiles, and of a width that fills none."""
+    for rows, width in ((8192, 1024), (1024, 8192), (1024, 1024), (960, 576), (1024, 1040)):
         weight = torch.empty(rows, width, dtype=dtype)
         linear(weight[:1], weight, weight[0, :0].new_empty(rows))
         linear(weight[:16], weight)
