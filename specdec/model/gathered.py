@@ -21,6 +21,7 @@ from specdec.kvpool import KVSpec
 from specdec.model.attention import CallKV, Recording, paged
 from specdec.model.packed import Packed
 from specdec.model.placement import device_of
+from specdec.model.rotary import held, rotary_of
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class GatheredRoute:
     capturable = False
 
     def __init__(self, model: PreTrainedModel, together: bool):
-        self.model, self.together = model, together
+        self.model, self.together, self.rotary = model, together, rotary_of(model)
         self.name = "gathered" if together else "gathered apart"
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
@@ -61,7 +62,7 @@ class GatheredRoute:
         """Run one token, noting what each update of the cache stores; in the order of the updates."""
         one = torch.zeros(1, 1, dtype=torch.int64, device=device_of(self.model))
         cache = BlockCache(Group(one, one), one[0], [])
-        with paged([], Recording()):
+        with paged([], Recording()), held(self.rotary):
             scores = self._forward(cache, one, one, True)
         if not cache.specs:
             raise ValueError(f"{type(self.model).__name__} stores nothing in transformers' cache")
@@ -84,7 +85,7 @@ class GatheredRoute:
             real = group.tokens >= 0
             ids = torch.where(real, packed.token_ids[group.tokens], 0)
             positions = torch.where(real, packed.positions[group.tokens], 0)
-            with paged([], cache):
+            with paged([], cache), held(self.rotary):
                 scores = self._forward(cache, ids, positions, logits)
             if cache.updates != len(self._caches):
                 raise RuntimeError(

@@ -16,6 +16,7 @@ from specdec.kvpool import KVSpec
 from specdec.model.attention import NAME, CallKV, LayerKV, Recording, Step, paged, window_of
 from specdec.model.packed import Packed
 from specdec.model.placement import device_of
+from specdec.model.rotary import held, rotary_of
 
 
 class HookedRoute:
@@ -30,14 +31,14 @@ class HookedRoute:
     def __init__(self, model: PreTrainedModel):
         if not model._can_set_attn_implementation():
             raise ValueError(f"{type(model).__name__} does not attend through transformers' AttentionInterface")
-        self.model, self.configs = model, configs_of(model)
+        self.model, self.configs, self.rotary = model, configs_of(model), rotary_of(model)
         self._modules: list[nn.Module] = []
 
     def record(self) -> list[KVSpec]:
         """Run one token, noting what each attention call of a forward stores; in the order of the calls."""
         recording, device = Recording(), device_of(self.model)
         one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        with paged(self.configs, recording):
+        with paged(self.configs, recording), held(self.rotary):
             self.model(input_ids=one, position_ids=one, use_cache=False)
         if not recording.calls:
             raise ValueError(f"{type(self.model).__name__} made no attention call through AttentionInterface")
@@ -69,7 +70,7 @@ class HookedRoute:
         )
         arguments: dict[str, Any] = {"input_ids": packed.token_ids[None], "position_ids": packed.positions[None]}
         out = None
-        with paged(self.configs, step):
+        with paged(self.configs, step), held(self.rotary):
             if logits:
                 out = self.model(**arguments, use_cache=False).logits[0]
             else:
