@@ -57,5 +57,5 @@ def test_a_drafter_in_another_dtype():
     assert decoded(llm) == plain(tiny())
     assert llm.stats.acceptance_rate > 0.5
     wide = copy.deepcopy(tiny()).double()
-    with pytest.raises(ValueError, match="model: expected weights in float32, bfloat16 or float16, got float64"):
+    with pytest.raises(ValueError, match="drafter: expected weights in float32, bfloat16 or float16, got float64"):
         LLM(copy.deepcopy(tiny()), drafter=wide, max_model_len=64)
