@@ -22,16 +22,25 @@ class Costs:
 
     def __init__(self) -> None:
         self._seconds: dict[Key, deque[float]] = {}
+        self._medians: dict[Key, float] = {}
+        self._nearest: dict[
+            Key, Key
+        ] = {}  # to shapes that were asked for; forgotten when there are more to choose from
         self._catch_ups: dict[float, deque[float]] = {}
 
     def add(self, rows: int, steps: int, drafts: int, seconds: float) -> None:
         """Note a round of `rows` that verified `drafts` drafts in all."""
-        self._seconds.setdefault(_key(rows, steps, drafts), deque(maxlen=_SAMPLES)).append(seconds)
+        key = _key(rows, steps, drafts)
+        samples = self._seconds.setdefault(key, deque(maxlen=_SAMPLES))
+        samples.append(seconds)
+        self._medians[key] = median_low(samples)
+        if len(samples) <= 2:  # a new shape, or a plain round whose time counts from now on
+            self._nearest.clear()
 
     def plain(self, rows: int) -> float | None:
         """Seconds of a round without drafts; None before the second one, since a first one has much to set up."""
-        seconds = self._seconds.get(_key(rows, 0, 0), ())
-        return median_low(seconds) if len(seconds) > 1 else None
+        key = _key(rows, 0, 0)
+        return self._medians[key] if len(self._seconds.get(key, ())) > 1 else None
 
     def extra(self, rows: int, steps: int, drafts: int) -> float | None:
         """What such a round takes beyond a plain one, as a share of it; None before any drafted round was measured.
@@ -40,10 +49,14 @@ class Costs:
         number of rows if there is one.
         """
         key = _key(rows, steps, drafts)
-        known = [k for k in self._seconds if _work(k) > 0 and self.plain(k[0])]
-        if not known or not _work(key):
-            return None if _work(key) else 0.0
-        nearest = min(known, key=lambda k: (_apart(k[0], key[0]), _apart(_work(k), _work(key)), k))
+        if not _work(key):
+            return 0.0
+        if key not in self._nearest:  # asked several times a round, where dozens of shapes may be known
+            known = [k for k in self._seconds if _work(k) > 0 and self.plain(k[0])]
+            if not known:
+                return None
+            self._nearest[key] = min(known, key=lambda k: (_apart(k[0], key[0]), _apart(_work(k), _work(key)), k))
+        nearest = self._nearest[key]
         return self._extra(nearest) * _work(key) / _work(nearest)
 
     def memory_bound(self, rows: int, steps: int) -> bool:
@@ -52,9 +65,9 @@ class Costs:
         So it is where a round of at least as many steps was measured both with a wide bucket and with a narrow one.
         """
         times: dict[int, list[tuple[float, float]]] = {}
-        for (r, s, drafts), seconds in self._seconds.items():
+        for (r, s, drafts), seconds in self._medians.items():
             if r == _rounded(rows) and s >= steps:
-                times.setdefault(s, []).append((drafts, median_low(seconds)))
+                times.setdefault(s, []).append((drafts, seconds))
         pairs = [(min(measured), max(measured)) for measured in times.values()]
         return any(few < many >= steps and wide <= _HARDLY * narrow for (few, narrow), (many, wide) in pairs)
 
@@ -74,7 +87,7 @@ class Costs:
     def _extra(self, key: Key) -> float:
         plain = self.plain(key[0])
         assert plain is not None, "only shapes beside a measured plain round are looked up"
-        return max(0.0, median_low(self._seconds[key]) / plain - 1)
+        return max(0.0, self._medians[key] / plain - 1)
 
 
 def _key(rows: int, steps: int, drafts: int) -> Key:
