@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 
 from specdec.advice import advise
+from specdec.buckets import rounded_up
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
 from specdec.flight import CatchUp, Flight, reading, reported, send_home
-from specdec.graphs import RoundGraphs, rounded_up
+from specdec.graphs import RoundGraphs
 from specdec.group import Group
 from specdec.kvpool import KVPool
 from specdec.logprobs import width

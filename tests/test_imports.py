@@ -35,7 +35,7 @@ LAYERS = [
     ["draft"],
     ["verify"],
     ["processing < round"],
-    ["graphs", "scheduler"],
+    ["buckets < graphs", "scheduler"],
     ["chunks"],
     ["stats", "group < flight < prompts"],
     ["engine"],

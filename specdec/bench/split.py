@@ -19,8 +19,8 @@ import torch
 from specdec.bench.stand import Arm, Job, Stand
 from specdec.bench.steps import StepClock
 from specdec.bench.timeline import MARK, Copied, Timeline
+from specdec.buckets import Buckets
 from specdec.engine import Engine
-from specdec.graphs import rounded_up, row_bucket
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.sequence import Sequence, Status
 
@@ -96,20 +96,20 @@ class _Sections:
 class StepByStep:
     """In the place of a `RoundGraphs`. A round counts as a capture, so that no policy learns from what it takes.
 
-    padded: rounds have the sizes of graphs, as those that were measured; of other sizes layers would be compiled anew.
+    buckets: of the graphs that were measured, whose sizes the rounds get: of other sizes layers would be compiled anew. None
+    where there were none.
     """
 
-    def __init__(self, round_: Round, padded: bool):
-        self.round, self.padded, self.captures = round_, padded, 0
+    def __init__(self, round_: Round, buckets: Buckets | None):
+        self.round, self.buckets, self.captures = round_, buckets, 0
 
     def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
         self.captures += 1
-        padding = 0
-        if self.padded:
-            per_row = rounded_up(-(-((shape.tokens or len(rows)) - len(rows)) // len(rows)))
-            padding = row_bucket(len(rows)) - len(rows)
-            shape = replace(shape, tokens=(len(rows) + padding) * (1 + min(per_row, shape.draft_steps)))
-        return self.round.run(torch.tensor(rows + [-1] * padding, device=self.round.rows.device), shape)
+        bucket = len(rows)
+        if self.buckets:
+            bucket, shape = self.buckets.choose(len(rows), shape)
+        index = torch.tensor(rows + [-1] * (bucket - len(rows)), device=self.round.rows.device)
+        return self.round.run(index, shape)
 
 
 def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:
@@ -159,7 +159,7 @@ def _on_gpu(engine: Engine, round_ms: float) -> Split | None:
     whole, rounds = _recorded(engine)
     if not rounds or (engine.graphs and engine.graphs.captures > captures):
         return None
-    step_by_step: Any = StepByStep(engine.round, padded=engine.graphs is not None)
+    step_by_step: Any = StepByStep(engine.round, engine.graphs.buckets if engine.graphs else None)
     engine.graphs = step_by_step
     with _Sections(engine, cuda=True):
         parts, _ = _recorded(engine)

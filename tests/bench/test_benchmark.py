@@ -20,6 +20,7 @@ from specdec.bench.document import SCHEMA, Document, read_document
 from specdec.bench.split import StepByStep
 from specdec.bench.stand import Arm, MethodFailed, Stand
 from specdec.bench.statistics import Spread
+from specdec.buckets import Buckets
 from specdec.verify import ChainVerifier, block
 
 DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
@@ -389,7 +390,7 @@ def test_methods_share_the_graphs_of_prompts() -> None:
     assert stand.engine("plain").prompts is stand.engine("lookup").prompts is stand.llm.engine.prompts
     point = bench._point(bench.inputs.workloads[0], 3, 0.0)
     tokens = [[t.token_ids for t in stand.run(PLAIN, point.jobs[0]).traces]]
-    stand.engine("plain").graphs = StepByStep(stand.engine("plain").round, padded=True)
+    stand.engine("plain").graphs = StepByStep(stand.engine("plain").round, Buckets())
     tokens.append([t.token_ids for t in stand.run(PLAIN, point.jobs[0]).traces])
     bench.close()
     assert tokens[0] == tokens[1] and len(tokens[0]) == 3

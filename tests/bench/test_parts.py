@@ -21,7 +21,7 @@ from specdec.bench.stand import Arm, Job, MethodFailed, out_of_memory, reason, r
 from specdec.bench.statistics import expected_length
 from specdec.bench.summary import goodput, per_step, per_token, round_ms
 from specdec.bench.trace import Run, StepTime, Trace
-from specdec.graphs import RoundGraphs
+from specdec.buckets import Buckets
 from specdec.round import RoundShape
 
 
@@ -234,12 +234,11 @@ def test_rounds_step_by_step_have_the_sizes_of_graphs(rows: int) -> None:
     ran: list[tuple[list[int], RoundShape]] = []
     on_cpu = SimpleNamespace(device=torch.device("cpu"))
     round_: Any = SimpleNamespace(rows=on_cpu, run=lambda index, shape: ran.append((index.tolist(), shape)))
-    graphs = RoundGraphs.__new__(RoundGraphs)
-    graphs._graphs = {}
+    buckets = Buckets()
     for per_row in (0, 1, 3, 16):
         shape = RoundShape(15, rows * (1 + per_row), noise=False, filters=False)
-        StepByStep(round_, padded=True).run(list(range(rows)), shape)
-        bucket, wanted = graphs._bucket(rows, rows * per_row, shape)
+        StepByStep(round_, buckets).run(list(range(rows)), shape)
+        bucket, wanted = buckets.choose(rows, shape)
         assert ran.pop() == ([*range(rows), *[-1] * (bucket - rows)], wanted)
-        StepByStep(round_, padded=False).run(list(range(rows)), shape)
+        StepByStep(round_, None).run(list(range(rows)), shape)
         assert ran.pop() == (list(range(rows)), shape)
