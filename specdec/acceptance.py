@@ -16,15 +16,17 @@ class Acceptance:
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
-    def count(self, drafted: int, accepted: int, cut: bool = False) -> None:
+    def count(self, drafted: int, accepted: int, cut: bool = False, times: int = 1) -> None:
         """Add a row's round with so many drafts, of which the first `accepted` were emitted, and the next one did not
-        stand, unless the output was `cut` there: it ended, and nothing is known of that draft.
+        stand, unless the output was `cut` there: it ended, and nothing is known of that draft. times: such rounds.
         """
+        if not drafted:
+            return
         tested = min(accepted + (not cut), drafted)
         for counts, upto in ((self.drafted, drafted), (self.tested, tested), (self.accepted, accepted)):
             counts += [0] * (drafted - len(counts))
             for i in range(upto):
-                counts[i] += 1
+                counts[i] += times
 
     @property
     def conditional(self) -> list[float]:

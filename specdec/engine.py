@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import traceback
+from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,27 +10,24 @@ from typing import Protocol
 
 import torch
 
-from specdec.advice import advise
+from specdec.advice import DEBUG, advise, told
 from specdec.buckets import rounded_up
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
-from specdec.flight import CatchUp, Flight, reading, reported, send_home
+from specdec.flight import CatchUp, Flight, Post, reading, reported
 from specdec.graphs import RoundGraphs
 from specdec.group import Group
 from specdec.kvpool import KVPool
-from specdec.logprobs import width
 from specdec.model import PagedModel
 from specdec.policy import Candidate, Plan, Policy
 from specdec.processing import Processing
 from specdec.prompts import PromptForward
-from specdec.round import DrafterFailed, Round, RoundResult, RoundShape
+from specdec.round import Counts, DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
-from specdec.sequence import Sequence, Status
+from specdec.sequence import RowOutcome, Sequence, Status
 from specdec.stats import EngineStats
 from specdec.stopwatch import Stopwatch, timed
 from specdec.verify import Verifier
-
-DEBUG = os.environ.get("SPECDEC_DEBUG", "") == "1"
 
 
 class Listener(Protocol):
@@ -50,14 +46,6 @@ class Listener(Protocol):
 def _current(device: torch.device) -> AbstractContextManager:
     """Within it streams and events are those of `device`, whichever GPU the caller's thread is on."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _told(error: Exception) -> str:
-    """An exception and the line that raised it; all of its traceback with SPECDEC_DEBUG=1."""
-    if DEBUG:
-        return "".join(traceback.format_exception(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{error!r}" + (f" in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +108,10 @@ class Engine:
             if isinstance(drafter, ModelDrafter):
                 # It lacks two tokens after drafts that were all right, and one more for each plain round that follows.
                 drafter.window = max(drafter.window, config.lag + 2)
+        self._grouped: tuple[int, bool] | None = None  # what the groups' rows were made from
         self._catch_ups: list[CatchUp] = []
+        self._cancelled: deque[Sequence] = deque()
+        self._post = Post()
         self._steps = 0
 
     @property
@@ -141,6 +132,8 @@ class Engine:
         if listener:
             self.listeners[seq] = listener
         self.scheduler.submit(seq)
+        if seq.cancelled:
+            self._cancelled.append(seq)
 
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes, and graphs that hold weights which have been replaced since."""
@@ -152,8 +145,9 @@ class Engine:
                 prompts.forget()
 
     def cancel(self, seq: Sequence) -> None:
-        """End `seq` at the next step; what a round in flight emits for it is dropped."""
+        """End `seq` at the next step; what a round in flight emits for it is dropped. Safe from any thread."""
         seq.cancelled = True
+        self._cancelled.append(seq)
 
     def step(self) -> None:
         """One round of every group: make room, take in prompts, launch; then read what was launched before."""
@@ -192,25 +186,29 @@ class Engine:
     # -- before a round
 
     def _drop_cancelled(self) -> None:
-        for seq in [*self.scheduler.sequences, *self.scheduler.waiting]:
-            if seq.cancelled:
+        while self._cancelled:
+            seq = self._cancelled.popleft()
+            if seq.row is not None or seq in self.scheduler.waiting:
                 self._finish(seq, "cancelled")
 
-    def _in_flight(self, seq: Sequence) -> int:
-        """The most tokens that unread rounds may have emitted for `seq`."""
-        return sum(f.shape.draft_steps + 1 for f in self.flights if seq in f.drafts)
-
     def _slots(self) -> dict[Sequence, int]:
-        """Slots that each running row needs for its next round, at most."""
-        return {seq: len(seq) + self._in_flight(seq) + self._k(seq) for seq in self.scheduler.running}
+        """Slots that each running row needs for its next round, at most: unread rounds may have emitted all they could."""
+        unread = [(f.members, f.shape.draft_steps + 1) for f in self.flights]
+        slots = {}
+        for group in self._parts():
+            for seq in group.seqs:
+                needed = len(seq.token_ids) + group.drafts.get(seq, 0)
+                for members, most in unread:
+                    if seq in members:
+                        needed += most
+                slots[seq] = needed
+        return slots
 
-    def _k(self, seq: Sequence) -> int:
-        """Drafts of `seq` in the next round, at most."""
+    def _fixed_k(self, seq: Sequence) -> int:
+        """Drafts of `seq` in every round, at most, where no policy decides."""
         if self.drafter is None:
             return 0
-        if self._fixed(seq):
-            return self.config.k if seq.params.k is None else seq.params.k
-        return self._group(seq).plan.drafts.get(seq, 0)
+        return self.config.k if seq.params.k is None else seq.params.k
 
     def _fixed(self, seq: Sequence) -> bool:
         """Whether how much to draft for `seq` is not a policy's to decide."""
@@ -220,12 +218,17 @@ class Engine:
         drafts_on_host = self.drafter and seq.params.k != 0 and not getattr(self.drafter, "capturable", False)
         return self.split if self._apart and (seq.processors or drafts_on_host) else self.whole
 
-    def _parts(self) -> list[tuple[Group, list[Sequence]]]:
-        """The running rows by group; first those that leave the device time for others."""
-        parts: dict[Group, list[Sequence]] = {self.split: [], self.whole: []}
-        for seq in self.scheduler.running:
-            parts[self._group(seq)].append(seq)
-        return [(group, seqs) for group, seqs in parts.items() if seqs]
+    def _parts(self) -> list[Group]:
+        """The groups with running rows; first those that leave the device time for others."""
+        made_from = self.scheduler.changes, self.drafter is None
+        if self._grouped != made_from:
+            parts: dict[Group, list[Sequence]] = {group: [] for group in self.groups}
+            for seq in self.scheduler.running:
+                parts[self._group(seq)].append(seq)
+            for group, seqs in parts.items():
+                group.hold(seqs, {seq: self._fixed_k(seq) for seq in seqs if self._fixed(seq)})
+            self._grouped = made_from
+        return [group for group in (self.split, self.whole) if group.seqs]
 
     def _admit(self) -> None:
         copies = self.scheduler.admit(seq for f in self.flights for seq in f.seqs)
@@ -234,6 +237,9 @@ class Engine:
 
     def _extend_prompts(self) -> None:
         self.rows.flush()
+        extending = self.scheduler.extending
+        if not extending:
+            return
         chunks = self.scheduler.target_chunks()
         scored = [c for c in chunks if c.seq.unscored]
         for part in ([c for c in chunks if not c.seq.unscored], scored):
@@ -241,7 +247,7 @@ class Engine:
                 self.stats.prompt_tokens += sum(c.end - c.start for c in part)
                 for c in part:
                     c.seq.target_len = c.end
-        extending = [seq for seq in self.scheduler.sequences if seq.status is Status.EXTENDING]
+        extending = self.scheduler.extending  # without those that failed
         resting = {group for group in self.groups if group.policy and group.policy.resting}
         self.scheduler.resting.update(s for s in extending if self._group(s) in resting and not self._fixed(s))
         self._extend_drafter([seq for seq in extending if not self.scheduler.rests(seq)])
@@ -281,37 +287,38 @@ class Engine:
         return True
 
     def _join(self) -> None:
-        for seq in self.scheduler.sequences:
-            if seq.status is Status.EXTENDING:
-                self.scheduler.publish(seq)
-                if self.scheduler.ready(seq):
-                    self._start(seq)
+        for seq in self.scheduler.extending:
+            self.scheduler.publish(seq)
+            if self.scheduler.ready(seq):
+                self._start(seq)
 
     def _start(self, seq: Sequence) -> None:
         try:
-            self.scheduler.join(seq, self._k(seq))
+            self.scheduler.join(seq, self._fixed_k(seq) if self._fixed(seq) else 0)
         except Exception as error:  # no memory for the tables of its logits
             self._finish(seq, "error", error)
 
     def _plan(self) -> None:
         """Decide how much each row drafts, and catch up the drafter where it is behind and wanted."""
         self.rows.flush()
-        for group, seqs in self._parts():
-            self._plan_group(group, seqs)
-        for seq in self.scheduler.running:
-            self.rows.set_k(seq.row, self._k(seq))
+        for group in self._parts():
+            self._plan_group(group)
+            for seq, row in zip(group.seqs, group.rows, strict=True):
+                self.rows.set_k(row, group.drafts.get(seq, 0))
 
-    def _plan_group(self, group: Group, seqs: list[Sequence]) -> None:
-        behind = {seq: self._behind(seq) for seq in seqs}
-        free = [seq for seq in seqs if not self._fixed(seq)]
+    def _plan_group(self, group: Group) -> None:
+        behind = {seq: lacks for seq in group.seqs if (lacks := self._behind(seq))} if self.draft_model else {}
         if group.policy:
-            rows = [Candidate(seq, behind[seq], self._unread(seq)) for seq in free]
+            unread = {seq for f in self.flights for seq, k in f.drafts.items() if k}
+            rows = [Candidate(seq, behind.get(seq, 0), seq in unread) for seq in group.free]
             risk = sum(f.plan.risk for f in self.flights if f.group is group)
-            group.plan = group.policy.plan(rows, len(seqs), risk)
-        self._extend_drafter([seq for seq in seqs if behind[seq] and self._k(seq)], group, len(seqs))
-        planned = group.plan.drafts
-        drafts = {s: planned[s] for s in free if s in planned and not (behind[s] and self._behind(s))}
+            group.plan = group.policy.plan(rows, len(group.seqs), risk)
+        wish = group.fixed | group.plan.drafts
+        self._extend_drafter([seq for seq in behind if seq in wish], group, len(group.seqs))
+        late = {seq for seq in behind if seq in group.plan.drafts and self._behind(seq)}
+        drafts = {seq: k for seq, k in group.plan.drafts.items() if seq not in late}
         group.plan = replace(group.plan, drafts=drafts) if drafts else Plan()
+        group.drafts = group.fixed | drafts
 
     def _behind(self, seq: Sequence) -> int:
         """Tokens that the drafter must run before it can draft for `seq` again, or 0.
@@ -322,14 +329,10 @@ class Engine:
             return 0
         known = lacks = len(seq) - seq.drafter_len
         for f in self.flights:
-            if seq in f.drafts:
+            if seq in f.members:
                 warm = f.shape.draft_steps and lacks <= self.drafter.window
-                lacks = 1 + bool(f.drafts[seq]) if warm else lacks + 1
+                lacks = 1 + bool(f.drafts.get(seq)) if warm else lacks + 1
         return known - 1 if lacks > self.drafter.window else 0
-
-    def _unread(self, seq: Sequence) -> bool:
-        """Whether a round in flight drafts for `seq`."""
-        return any(f.drafts.get(seq) for f in self.flights)
 
     # -- the round, and what it brought
 
@@ -337,17 +340,17 @@ class Engine:
         """Launch the groups' rounds; where the host would wait inside one, the next one is launched before."""
         self._steps += 1
         self.rows.flush()
-        rounds = [self._round(group, seqs) for group, seqs in self._parts()]
+        rounds = [self._round(group) for group in self._parts()]
         while rounds:
             rounds = [launch for launch in rounds if next(launch, "over") != "over"]
 
-    def _round(self, group: Group, seqs: list[Sequence]) -> Generator[None, None, None]:
-        """Launch a round of `seqs`, with a pause wherever the host is about to wait for the device."""
-        shape, drafts = self._shape(seqs), {seq: self._k(seq) for seq in seqs}
+    def _round(self, group: Group) -> Generator[None, None, None]:
+        """Launch a round of the group, with a pause wherever the host is about to wait for the device."""
+        seqs, members, plan, drafts, shape = group.seqs, group.members, group.plan, group.drafts, self._shape(group)
         captures = self.graphs.captures if self.graphs else 0
         took = Stopwatch(self.rows.device) if group.policy else None
         try:
-            result = yield from self._stages([seq.row for seq in seqs], shape, took)
+            result = yield from self._stages(group.rows, shape, took)
         except Exception as error:
             for seq in seqs:
                 self._finish(seq, "error", error)
@@ -356,8 +359,8 @@ class Engine:
             took.stop()
         fair = self.graphs is None or self.graphs.captures == captures
         self.stats.rounds += 1
-        values, scores, event = send_home(result)
-        flight = Flight(self._steps, group, values, event, seqs, shape, group.plan, drafts, took, fair, scores)
+        values, scores, event = self._post.send(result)
+        flight = Flight(self._steps, group, values, event, seqs, members, shape, plan, drafts, took, fair, scores)
         self.flights.append(flight)
 
     def _stages(self, rows: list[int], shape: RoundShape, took: Stopwatch | None) -> Generator[None, None, RoundResult]:
@@ -374,53 +377,52 @@ class Engine:
             self.drafter_error, self.drafter, self.round.drafter = failure.error, None, None
             self.scheduler.has_drafter = False  # or rows would wait for KV that nobody writes
             for group in self.groups:
-                group.policy = None
-            advise(f"the drafter failed, decoding goes on without it: {_told(failure.error)}")
+                group.policy, group.plan = None, Plan()
+            advise(f"the drafter failed, decoding goes on without it: {told(failure.error)}")
             return self.round.run(index, replace(shape, draft_steps=0, tokens=shape.tokens and len(rows)))
 
-    def _shape(self, seqs: list[Sequence]) -> RoundShape:
-        each = [self._k(seq) for seq in seqs]
-        group = self._group(seqs[0])
-        k = max([*each, *([group.plan.steps] if any(not self._fixed(seq) for seq in seqs) else [])])
-        tokens = None
+    def _shape(self, group: Group) -> RoundShape:
+        drafts, rows, tokens = group.drafts.values(), len(group.seqs), None
+        k = max([*drafts, group.plan.steps if group.free else 0])
         if self.rows.device.type != "cpu":
             # A look-up drafter may want far less than k for every row: what it wanted last time sizes the bucket.
-            drafts = sum(each) if self.draft_model else min(sum(each), group.wanted)
-            tokens = len(seqs) * (1 + max(rounded_up(-(-drafts // len(seqs))), group.plan.bucket))
-        noise, filters = any(s.params.noise for s in seqs), any(s.params.filters for s in seqs)
-        return RoundShape(
-            k,
-            tokens,
-            noise,
-            filters,
-            adjusted=any(s.params.adjusted for s in seqs),
-            processed=any(s.processors for s in seqs),
-            logprobs=width(s.params.logprobs for s in seqs if not s.params.processed_logprobs),
-            processed_logprobs=width(s.params.logprobs for s in seqs if s.params.processed_logprobs),
-        )
+            wanted = sum(drafts) if self.draft_model else min(sum(drafts), group.wanted)
+            tokens = rows * (1 + max(rounded_up(-(-wanted // rows)), group.plan.bucket))
+        return group.shape(k, tokens)
 
     def _read(self, flight: Flight) -> None:
         """The one read of a round: what it emitted, and the counts beside it."""
         if flight.event:
             with self.stats.timed("wait"):
                 flight.event.synchronize()
-        n = len(RoundResult.COLUMNS)
+        n = len(Counts._fields)
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
-        counts = [dict(zip(RoundResult.COLUMNS, values[:n], strict=True)) for values in rows]
+        counts = [Counts._make(values[:n]) for values in rows]
         if flight.shape.draft_steps:
-            flight.group.wanted = sum(c["num_wanted"] for c in counts)
+            flight.group.wanted = sum(c.num_wanted for c in counts)
         if flight.group.policy:
             self._learn(flight.group.policy, flight, counts)
+        outcomes, ends = Counter[RowOutcome](), []
         for b, (seq, count, values) in enumerate(zip(flight.seqs, counts, rows, strict=True)):
             if seq.status is Status.FINISHED or seq.cancelled:
-                self.stats.dropped += count["num_emitted"]
+                self.stats.dropped += count.num_emitted
                 continue
-            token_ids = values[n : n + count["num_emitted"]]
+            token_ids = values[n : n + count.num_emitted]
             if seq.params.logprobs is not None:
                 seq.logprobs += reported(flight, b, token_ids)
-            self._take(seq, count, token_ids)
+            if not count.ran:
+                self.stats.stalls += 1
+                continue
+            outcome, end = self._take(seq, count, token_ids)
+            outcomes[outcome] += 1
+            if end:
+                ends.append((seq, *end))
+        self._post.take_back(flight)
+        self.stats.count(outcomes)
+        for seq, reason, error in ends:  # whoever waits for one finds it counted
+            self._finish(seq, reason, error)
 
-    def _learn(self, policy: Policy, flight: Flight, counts: list[dict[str, int]]) -> None:
+    def _learn(self, policy: Policy, flight: Flight, counts: list[Counts]) -> None:
         """Tell the group's policy what the round brought and took, and both what catching up took before it."""
         while self._catch_ups and self._catch_ups[0].took.done:
             done = self._catch_ups.pop(0)
@@ -435,35 +437,38 @@ class Engine:
         if isinstance(self.drafter, LookupDrafter) and least is not None and not beside:
             self.drafter.learn(rows, least)
 
-    def _take(self, seq: Sequence, counts: dict[str, int], token_ids: list[int]) -> None:
-        """Append what a round emitted for `seq`, and end it where it ends."""
-        if not counts["ran"]:
-            self.stats.stalls += 1
-            return
-        if seq.status is Status.RUNNING:
+    def _take(
+        self, seq: Sequence, counts: Counts, token_ids: list[int]
+    ) -> tuple[RowOutcome, tuple[str, Exception | None] | None]:
+        """Append what a round emitted for `seq`; with what became of it, why it ends, where it does."""
+        if self.draft_model and seq.status is Status.RUNNING:
             # The read is older than a catch-up that the host enqueued since, so the larger count holds.
-            seq.drafter_len = max(seq.drafter_len, counts["drafter_len"])
+            seq.drafter_len = max(seq.drafter_len, counts.drafter_len)
         kept, stopped, error = self._tell(seq, token_ids)
         seq.token_ids += token_ids[:kept]
-        del seq.logprobs[len(seq) - seq.prompt_len :]
-        self.stats.count(seq.stats, counts, kept)
+        if seq.logprobs:
+            del seq.logprobs[len(seq) - seq.prompt_len :]
+        stood, length = counts.num_accepted, len(seq.token_ids)
+        outcome = (kept, counts.num_drafts, min(stood, kept), kept <= stood)
+        seq.stats.count(outcome)
         if error:
-            self._finish(seq, "error", error)
-        elif counts["failed"]:
-            what = FloatingPointError(f"the logits of position {len(seq)} hold NaN, or no token at all")
-            self._finish(seq, "error", seq.failures.get(len(seq), what))
-        elif stopped:
-            self._finish(seq, "stop")
-        elif len(seq) >= seq.limit:
-            self._finish(seq, "length")
-        elif seq.status is Status.RUNNING:
+            return outcome, ("error", error)
+        if counts.failed:
+            what = FloatingPointError(f"the logits of position {length} hold NaN, or no token at all")
+            return outcome, ("error", seq.failures.get(length, what))
+        if stopped or length >= seq.limit:
+            return outcome, ("stop" if stopped else "length", None)
+        if seq.status is Status.RUNNING:
             self.scheduler.publish(seq)
+        return outcome, None
 
     def _tell(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool, Exception | None]:
         """How many of the tokens stay, and whether the sequence ends there: at a stop id, or as the listener says."""
-        stop_ids = seq.stop_ids
-        end = next((i + 1 for i, token in enumerate(token_ids) if token in stop_ids), 0)
-        kept, stopped = end or len(token_ids), end > 0
+        kept, stopped, stop_ids = len(token_ids), False, seq.stop_ids
+        for i, token in enumerate(token_ids):
+            if token in stop_ids:
+                kept, stopped = i + 1, True
+                break
         listener = self.listeners.get(seq)
         if listener is None or not token_ids:
             return kept, stopped, None
@@ -489,7 +494,7 @@ class Engine:
             try:
                 listener.finished(seq)
             except Exception as failure:
-                advise(f"a listener failed at the end of its sequence: {_told(failure)}")
+                advise(f"a listener failed at the end of its sequence: {told(failure)}")
 
     # -- invariants (design section 6)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from specdec.group import Group
 from specdec.logprobs import TokenLogprobs, columns, read
 from specdec.policy import Outcome, Plan, Reading
-from specdec.round import RoundResult, RoundShape
+from specdec.round import Counts, RoundResult, RoundShape
 from specdec.sequence import Sequence, Status
 from specdec.stopwatch import Stopwatch
 
@@ -20,8 +21,9 @@ from specdec.stopwatch import Stopwatch
 class Flight:
     """A launched round that is not read yet: its values and log-probabilities on their way, and whose row is whose.
 
-    step: the engine's that launched it; group: its rows', plan: what the policy decided of it; drafts: what each row may
-    draft. took: for the policy, None without one; fair: whether that is what another round of its shape would take.
+    step: the engine's that launched it; group: its rows', plan: what the policy decided of it; members: the set of `seqs`;
+    drafts: what each row may draft, nothing where it is not named.
+    took: for the policy, None without one; fair: whether that is what another round of its shape would take.
     """
 
     step: int
@@ -29,6 +31,7 @@ class Flight:
     values: Tensor
     event: torch.cuda.Event | None
     seqs: list[Sequence]
+    members: frozenset[Sequence]
     shape: RoundShape
     plan: Plan
     drafts: dict[Sequence, int]
@@ -65,29 +68,56 @@ def reported(flight: Flight, b: int, token_ids: list[int]) -> list[TokenLogprobs
     return read(flight.logprobs[b, : len(token_ids), part].tolist(), token_ids, params.logprobs)
 
 
-def send_home(result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
-    """The round's values and log-probabilities in memory that the host can read, after the event."""
-    values, event = send(result.values), None
-    scores = None if result.logprobs is None else send(result.logprobs)
-    if result.values.is_cuda:
-        event = torch.cuda.Event()
+class Post:
+    """Brings what rounds emit to the host, in memory and with events that are used again: to make them takes the host
+    about as long as a round of a small model takes it in all.
+    """
+
+    def __init__(self) -> None:
+        self._memory: defaultdict[tuple[torch.Size, torch.dtype], list[Tensor]] = defaultdict(list)
+        self._events: list[torch.cuda.Event] = []
+
+    def send(self, result: RoundResult) -> tuple[Tensor, Tensor | None, torch.cuda.Event | None]:
+        """The round's values and log-probabilities in memory that the host can read, after the event."""
+        if not result.values.is_cuda:
+            return result.values, result.logprobs, None
+        values = self._send(result.values)
+        scores = None if result.logprobs is None else self._send(result.logprobs)
+        event = self._events.pop() if self._events else torch.cuda.Event()
         event.record()
-    return values, scores, event
+        return values, scores, event
+
+    def take_back(self, flight: Flight) -> None:
+        """The flight has been read, and nothing of it is looked at any more."""
+        if flight.event is None:
+            return
+        self._events.append(flight.event)
+        for memory in (flight.values, flight.logprobs):
+            if memory is not None:
+                self._memory[memory.shape, memory.dtype].append(memory)
+
+    def _send(self, values: Tensor) -> Tensor:
+        free = self._memory[values.shape, values.dtype]
+        if not free:
+            return send(values)
+        return free.pop().copy_(values, non_blocking=True)
 
 
-def reading(flight: Flight, counts: list[dict[str, int]], fixed: Callable[[Sequence], bool]) -> Reading:
+def reading(flight: Flight, counts: list[Counts], fixed: Callable[[Sequence], bool]) -> Reading:
     """What the round tells a policy. counts: its columns, a row each; fixed: whether a row's k is not the policy's."""
     rows, tokens = len(flight.seqs), flight.shape.tokens
-    drafted = sum(c["num_drafts"] for c in counts)
+    drafted = sum(c.num_drafts for c in counts)
     return Reading(
         batch=rows,
         steps=flight.shape.draft_steps,
         places=drafted if tokens is None else tokens - rows,
         outcomes=[
-            Outcome(seq, c["num_drafts"], c["num_accepted"], c["num_emitted"])
+            Outcome(seq, c.num_drafts, c.num_accepted, c.num_emitted)
             for seq, c in zip(flight.seqs, counts, strict=True)
-            if c["ran"] and seq.status is not Status.FINISHED and (flight.drafts[seq] or not fixed(seq))
-        ],
+            if c.ran and seq.status is not Status.FINISHED and (flight.drafts.get(seq) or not fixed(seq))
+        ]
+        if flight.shape.draft_steps
+        else [],
         seconds=flight.took.seconds if flight.took and flight.fair else None,
         mixed=any(k and fixed(seq) for seq, k in flight.drafts.items()),
     )

@@ -18,9 +18,10 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from specdec import options
+from specdec.advice import DEBUG
 from specdec.detokenizer import Detokenizer
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter, check_vocabulary
-from specdec.engine import DEBUG, Engine, EngineConfig
+from specdec.engine import Engine, EngineConfig
 from specdec.grammar import Grammars
 from specdec.kvpool import KVPool
 from specdec.limits import Wishes, Work, choose

@@ -47,14 +47,10 @@ class Output:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _News:
-    """What became of one sample in a round: a piece whose text is left to whoever reads it."""
-
-    index: int
-    token_ids: list[int]
-    finished: bool
-    logprobs: list[TokenLogprobs] | None
+_News = tuple[int, int, int, bool]
+"""A piece whose text is left to whoever reads it: of which sample, from which of its tokens to which, and whether it
+ended. A tuple of numbers: one a row and round is kept, and the garbage collector need not look at it.
+"""
 
 
 class Handle:
@@ -75,23 +71,28 @@ class Handle:
         self.seqs, self.prompt_index = seqs, prompt_index
         self._cancel, self._ended, self.detokenizer = cancel, ended, detokenizer
         self._news: list[_News] = []
-        self._changed = threading.Condition()
+        self._token_ids: dict[int, list[int]] = {seq.index: [] for seq in seqs}
+        self._changed, self._listening = threading.Condition(), 0
         self._finished = threading.Event()
         self._outputs: dict[int, Output] = {}
 
     def __iter__(self) -> Iterator[Piece]:
         """Pieces as they come, of all samples, until the last one has ended. Raises the error of a failed sample."""
         texts = {seq.index: _Text(self.detokenizer()) for seq in self.seqs}
+        logprobs = {seq.index: seq.logprobs for seq in self.seqs if seq.params.logprobs is not None}
         read = 0
         while not self._finished.is_set() or read < len(self._news):
             with self._changed:
+                self._listening += 1  # before it looks: see _deliver
                 while not self._finished.is_set() and read == len(self._news):
                     self._changed.wait()
-            for news in self._news[read:]:
+                self._listening -= 1
+            for index, start, end, finished in self._news[read:]:
                 read += 1
-                text = texts[news.index].of(news)
-                if text or news.token_ids or news.finished:
-                    yield Piece(text, news.token_ids, news.index, news.finished, news.logprobs)
+                token_ids = self._token_ids[index][start:end]
+                text = texts[index].of(token_ids, finished)
+                if text or token_ids or finished:
+                    yield Piece(text, token_ids, index, finished, logprobs[index][start:end] if logprobs else None)
         for output in self._outputs.values():
             if output.error:
                 raise output.error
@@ -123,10 +124,17 @@ class Handle:
     def done(self) -> bool:
         return len(self._outputs) == len(self.seqs)
 
-    def _deliver(self, news: _News) -> None:
-        with self._changed:
-            self._news.append(news)
-            self._changed.notify_all()
+    def _deliver(self, index: int, token_ids: list[int], finished: bool = False) -> None:
+        """New tokens of a sample; their log-probabilities are the sequence's already. The lock is taken where somebody
+        waits: whoever begins to after this look finds the news there.
+        """
+        known = self._token_ids[index]
+        start = len(known)
+        known += token_ids
+        self._news.append((index, start, len(known), finished))
+        if self._listening:
+            with self._changed:
+                self._changed.notify_all()
 
     def _end(self, output: Output) -> None:
         self._outputs[output.index] = output
@@ -143,14 +151,14 @@ class _Text:
     def __init__(self, detokenizer: Detokenizer | None):
         self.detokenizer, self.shown = detokenizer, 0
 
-    def of(self, news: _News) -> str:
-        """What these news bring that can be shown."""
+    def of(self, token_ids: list[int], finished: bool) -> str:
+        """What these tokens bring that can be shown."""
         text = self.detokenizer
         if text is None:
             return ""
-        for token in news.token_ids:
+        for token in token_ids:
             text.add(token)
-        end = len(text.finish()) if news.finished else text.shown
+        end = len(text.finish()) if finished else text.shown
         new, self.shown = text.text[self.shown : end], max(self.shown, end)
         return new
 
@@ -166,7 +174,7 @@ class Transcript:
         if text and text.stop:
             kept = next((i + 1 for i, token in enumerate(token_ids) if text.add(token)), kept)
             stopped = text.stopped
-        self._deliver(seq, token_ids[:kept], finished=False)
+        self.handle._deliver(seq.index, token_ids[:kept])
         return kept, stopped
 
     def finished(self, seq: Sequence) -> None:
@@ -176,7 +184,7 @@ class Transcript:
                 text.finish() if text.stop else text.decode(seq.output_ids)
         except Exception as failure:  # of the tokenizer: the tokens stay, and whatever text there was
             reason, error = "error", error or failure
-        self._deliver(seq, [], finished=True)
+        self.handle._deliver(seq.index, [], finished=True)
         self.handle._end(
             Output(
                 text=text.text if text else "",
@@ -192,10 +200,3 @@ class Transcript:
                 prompt_logprobs=seq.prompt_logprobs,
             )
         )
-
-    def _deliver(self, seq: Sequence, token_ids: list[int], finished: bool) -> None:
-        logprobs = None
-        if seq.params.logprobs is not None:
-            first = len(seq) - seq.prompt_len  # they came before the tokens became the sequence's
-            logprobs = seq.logprobs[first : first + len(token_ids)]
-        self.handle._deliver(_News(seq.index, token_ids, finished, logprobs))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,29 +48,34 @@ class RoundShape:
     processed_logprobs: int | None = None
 
 
+class Counts(NamedTuple):
+    """What a round did with a row, as the first columns of its result hold it.
+
+    num_accepted: before a cut at a stop id; num_wanted: drafts there would have been had the bucket held them; ran,
+    finished, failed: 0 or 1.
+    """
+
+    num_emitted: int
+    num_drafts: int
+    num_accepted: int
+    num_wanted: int
+    drafter_len: int
+    ran: int
+    finished: int
+    failed: int
+
+
 @dataclass
 class RoundResult:
     """What a round emitted, on the device. B rows in the order of the round's index.
 
-    values [B, len(COLUMNS) + draft_steps + 1] int64, one tensor so that one copy brings it to the host: first the
-    COLUMNS (num_accepted: before a cut at a stop id; num_wanted: drafts there would have been had the bucket held
-    them; ran, finished, failed: 0 or 1), then the emitted token ids, padded with -1.
+    values [B, columns of Counts + draft_steps + 1] int64, one tensor so that one copy brings it to the host: the Counts,
+    then the emitted token ids, padded with -1.
     logprobs: what `kernels.logprobs.emitted_logprobs` gives for them, one report after the other, if any was asked for.
     """
 
     values: Tensor
     logprobs: Tensor | None = None
-
-    COLUMNS: ClassVar = (
-        "num_emitted",
-        "num_drafts",
-        "num_accepted",
-        "num_wanted",
-        "drafter_len",
-        "ran",
-        "finished",
-        "failed",
-    )
 
 
 class DrafterFailed(RuntimeError):

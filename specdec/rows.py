@@ -99,6 +99,7 @@ class Rows:
         self._floats = _Mirror(torch.zeros(3, total), device)
         self._ints.host[:_STOP] = 0
         self._k = [0] * num_rows
+        self._num_blocks = [0] * total
 
     @property
     def state(self) -> RowState:
@@ -111,12 +112,12 @@ class Rows:
 
     def join(self, row: int, seq: Sequence, k: int) -> None:
         """Put `seq` into `row`: every known token, its blocks, its parameters; active from the next round on."""
-        p, ints, floats = seq.params, self._ints.host, self._floats.host
+        p, ints, floats = seq.params, self._ints.numbers, self._floats.numbers
         self.set_table(row, seq.table.blocks)
         self._k[row] = k
         ints[_K, row], ints[_LIMIT, row], ints[_TOP_K, row], ints[_SEED, row] = k, seq.limit, p.top_k, seq.seed
         stops = seq.stop_ids[:STOP_IDS]
-        ints[_STOP:, row] = torch.tensor(stops + (-1,) * (STOP_IDS - len(stops)))
+        ints[_STOP:, row] = stops + (-1,) * (STOP_IDS - len(stops))
         floats[_TEMPERATURE, row], floats[_TOP_P, row], floats[_MIN_P, row] = p.temperature, p.top_p, p.min_p
         self._ints.dirty = self._floats.dirty = True
         if self._adjustments is None and seq.params.adjusted:
@@ -134,15 +135,17 @@ class Rows:
         _set(self.active, row, False)
         self.set_table(row, [])
 
-    def set_table(self, row: int, blocks: list[int]) -> None:
-        table = self._table.host[row]
-        table.fill_(-1)
-        table[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+    def set_table(self, row: int, blocks: list[int], unchanged: int = 0) -> None:
+        """unchanged: how many of the first blocks the row has already."""
+        table, before = self._table.numbers[row], self._num_blocks[row]
+        table[unchanged : len(blocks)] = blocks[unchanged:]
+        table[len(blocks) : before] = -1
+        self._num_blocks[row] = len(blocks)
         self._table.dirty = True
 
     def set_k(self, row: int, k: int) -> None:
-        if self._k[row] != k:  # asked of every row of every round, and looking into a tensor is slow
-            self._k[row] = self._ints.host[_K, row] = k
+        if self._k[row] != k:
+            self._k[row] = self._ints.numbers[_K, row] = k
             self._ints.dirty = True
 
     def set_drafter_len(self, row: int, length: int) -> None:
@@ -185,10 +188,14 @@ class Rows:
 
 
 class _Mirror:
-    """A tensor that the host writes and the device reads; on a CPU both are one tensor."""
+    """A tensor that the host writes and the device reads; on a CPU both are one tensor.
+
+    numbers: its memory as the host writes to it, since indexing a tensor takes microseconds for every number.
+    """
 
     def __init__(self, host: Tensor, device: torch.device):
         self.host = host
+        self.numbers = host.numpy()
         self.device = host if device.type == "cpu" else host.to(device)
         self.dirty = False
 

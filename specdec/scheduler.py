@@ -39,6 +39,8 @@ class Scheduler:
         self.resting: set[Sequence] = set()  # those whose drafter is left alone for now, and may lag
         self.placed: list[Sequence | None] = [None] * rows.num_rows
         self._in_order: list[Sequence] = []  # the same, in the order of their arrival
+        self._by_status: dict[Status, list[Sequence]] = {}  # filled when asked for, emptied with every change
+        self.changes = 0  # of which sequences hold rows and which of them run
         self.preemptions = 0
 
     # -- who is where
@@ -50,7 +52,23 @@ class Scheduler:
 
     @property
     def running(self) -> list[Sequence]:
-        return [s for s in self._in_order if s.status is Status.RUNNING]
+        """Those that take part in rounds, in the order of their arrival. Not to be changed, and never changed later."""
+        return self._with(Status.RUNNING)
+
+    @property
+    def extending(self) -> list[Sequence]:
+        """Those whose prompts are being extended, likewise."""
+        return self._with(Status.EXTENDING)
+
+    def _with(self, status: Status) -> list[Sequence]:
+        """Asked for several times a round, while it changes once in many."""
+        if status not in self._by_status:
+            self._by_status[status] = [s for s in self._in_order if s.status is status]
+        return self._by_status[status]
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self._by_status.clear()
 
     @property
     def idle(self) -> bool:
@@ -82,6 +100,8 @@ class Scheduler:
         One whose last round is not read yet keeps its place: what it emitted there is still to come.
         """
         copies: list[tuple[int, int]] = []
+        if not self.waiting:
+            return copies
         unread, passed = set(in_flight), []
         filling = {key for s in self.placed if s and s.status is Status.EXTENDING for key in s.keys[s.num_published :]}
         while self.waiting and None in self.placed:
@@ -120,6 +140,7 @@ class Scheduler:
         seq.stats.cached_tokens = seq.target_len
         self.placed[seq.row] = seq
         insort(self._in_order, seq, key=lambda s: s.id)
+        self._changed()
         return True
 
     def _fork(self, seq: Sequence, copies: list[tuple[int, int]]) -> BlockTable | None:
@@ -159,8 +180,8 @@ class Scheduler:
     def target_chunks(self) -> list[Chunk]:
         """What of the prompts to run next, at most `prompt_budget` tokens."""
         chunks, budget = [], self.prompt_budget
-        for seq in self.sequences:
-            if seq.status is Status.EXTENDING and budget and seq.target_len < len(seq) - 1:
+        for seq in self.extending:
+            if budget and seq.target_len < len(seq) - 1:
                 end = min(seq.target_len + budget, len(seq) - 1)
                 chunks.append(Chunk(seq, seq.target_len, end))
                 budget -= end - seq.target_len
@@ -213,12 +234,13 @@ class Scheduler:
 
     def join(self, seq: Sequence, k: int) -> None:
         seq.status = Status.RUNNING
+        self._changed()
         self.rows.join(seq.row, seq, k)
 
     def publish(self, seq: Sequence) -> None:
         """Make the full blocks of `seq` findable, as far as their KV is there and their tokens are final."""
         size, allocator = self.pool.block_size, self.pool.allocator
-        upto = seq.target_len if seq.status is Status.EXTENDING else len(seq) - 1
+        upto = seq.target_len if seq.status is Status.EXTENDING else len(seq.token_ids) - 1
         if not self.has_drafter and upto < (seq.num_published + 1) * size:
             return  # the common case of a round
         keys, blocks = self._extend_keys(seq), seq.table.blocks
@@ -240,11 +262,12 @@ class Scheduler:
         for seq in self.running:
             if seq.row is None:
                 continue  # preempted by an older one in this very loop
-            wanted = min(slots.get(seq, len(seq)), seq.limit - 1)
-            if max(wanted, min(len(seq), seq.limit - 1)) <= seq.table.num_slots:
+            wanted = min(slots.get(seq, 0), seq.limit - 1)
+            if max(wanted, min(len(seq.token_ids), seq.limit - 1)) <= seq.table.num_slots:
                 continue  # the common case of a round
+            held = len(seq.table.blocks)
             if seq.table.grow_upto(wanted):
-                self.rows.set_table(seq.row, seq.table.blocks)
+                self.rows.set_table(seq.row, seq.table.blocks, unchanged=held)
             while seq.row is not None and seq.table.num_slots < min(len(seq), seq.limit - 1):
                 if not self._shrink(slots):
                     self.preempt(self._in_order[-1])
@@ -279,6 +302,7 @@ class Scheduler:
                 self.rows.leave(seq.row)
             self.placed[seq.row] = None
             self._in_order.remove(seq)
+            self._changed()
             seq.table.release()
         elif seq in self.waiting:
             self.waiting.remove(seq)

@@ -27,6 +27,12 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+RowOutcome = tuple[int, int, int, bool]
+"""What a round brought a row: tokens that were kept of what it emitted, drafts, those of them that were emitted, and whether
+the output was `cut` there, as `Acceptance.count` has it. One is made for every row and round.
+"""
+
+
 @dataclass(slots=True)
 class RequestStats:
     """Counts of one sample, defined in docs/metrics.md."""
@@ -75,18 +81,20 @@ class RequestStats:
         """Drafts that were verified and not emitted."""
         return self.drafted - self.accepted
 
-    def count(self, emitted: int, drafted: int, accepted: int, cut: bool = False) -> None:
-        """Add one round that emitted `emitted` (>= 1) tokens; `cut` as in `Acceptance.count`."""
+    def count(self, outcome: RowOutcome) -> None:
+        """Add one round, of which at least one token was kept."""
+        kept, drafted, accepted, cut = outcome
         now = time.perf_counter()
         if self.first_token_s is None:
-            self.first_token_s, self.first_round_tokens = now, emitted
+            self.first_token_s, self.first_round_tokens = now, kept
         self.last_token_s = now
         self.rounds += 1
-        self.num_tokens += emitted
-        self.drafted += drafted
-        self.accepted += accepted
-        self.places.count(drafted, accepted, cut)
+        self.num_tokens += kept
         self.accepted_per_round[accepted] = self.accepted_per_round.get(accepted, 0) + 1
+        if drafted:
+            self.drafted += drafted
+            self.accepted += accepted
+            self.places.count(drafted, accepted, cut)
 
 
 class Sequence:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from specdec.acceptance import Acceptance
-from specdec.sequence import RequestStats
+from specdec.sequence import RowOutcome
 
 PARTS = ("prompts", "launch", "wait", "step")
 """Of the time of the engine's thread; `step` is all of it."""
@@ -45,17 +45,15 @@ class EngineStats:
         finally:
             self.seconds[part] += time.perf_counter() - start
 
-    def count(self, of_request: RequestStats, counts: dict[str, int], kept: int) -> None:
-        """Add a row's round, here and to its request's: what it brought, and how many of its tokens were kept."""
-        drafted, accepted = counts["num_drafts"], min(counts["num_accepted"], kept)
-        cut = kept <= counts["num_accepted"]
-        self.row_rounds += 1
-        self.emitted += kept
-        self.drafted += drafted
-        self.accepted += accepted
-        self.accepted_per_round[accepted] += 1
-        self.places.count(drafted, accepted, cut)
-        of_request.count(kept, drafted, accepted, cut)
+    def count(self, outcomes: Counter[RowOutcome]) -> None:
+        """Add what became of the rows of a round, of which most are alike."""
+        for (kept, drafted, accepted, cut), times in outcomes.items():
+            self.row_rounds += times
+            self.emitted += times * kept
+            self.drafted += times * drafted
+            self.accepted += times * accepted
+            self.accepted_per_round[accepted] += times
+            self.places.count(drafted, accepted, cut, times)
 
     @property
     def acceptance_length(self) -> float:

@@ -98,6 +98,10 @@ def test_a_drafter_that_fails_takes_its_policy_along():
     with pytest.warns(UserWarning, match="the drafter failed"):
         run(e, requests())
     assert [group.policy for group in e.groups] == [None, None]
+    run_, shapes = e.round.run, []
+    e.round.run = lambda index, shape: shapes.append(shape) or run_(index, shape)
+    run(e, requests())
+    assert shapes and not any(shape.draft_steps for shape in shapes), "no round has room for drafts that nobody makes"
 
 
 def test_the_policy_forgets_sequences_that_are_over():

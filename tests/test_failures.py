@@ -218,7 +218,7 @@ def test_an_odd_draft_changes_nothing(kind, tokens):
     """With and without a token bucket, which ranks the scores."""
     e = engine(k=3)
     shape_of = e._shape
-    e._shape = lambda seqs: type(s := shape_of(seqs))(s.draft_steps, tokens and max(tokens, len(seqs)), True, False)
+    e._shape = lambda g: type(s := shape_of(g))(s.draft_steps, tokens and max(tokens, len(g.seqs)), True, False)
     e.drafter = e.round.drafter = Fails(ODD[kind])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

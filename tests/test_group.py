@@ -72,6 +72,24 @@ def test_the_others_are_launched_before_the_host_waits(drafter):
     assert max(asked) > 1
 
 
+@pytest.mark.parametrize("lag", [0, 2])
+def test_groups_are_made_anew_only_when_rows_come_or_go(lag):
+    """What rows want of a round is looked at then alone; a round in flight keeps the rows that it was launched with."""
+    e = engine(drafter="lookup", k=3, rows=4, lag=lag)
+    held, kept = [], []
+    for group in e.groups:
+        hold = group.hold
+        group.hold = lambda seqs, fixed, hold=hold: held.append(e.scheduler.changes) or hold(seqs, fixed)
+    submit(e, mixed())
+    while not e.idle:
+        e.step()
+        kept += [(f, f.seqs, list(f.seqs)) for f in e.flights if not any(f is g for g, *_ in kept)]
+        assert all(set(g.seqs) == g.members and g.rows == [s.row for s in g.seqs] for g in e._parts())
+        assert not e._apart or not any(s.processors for s in e.whole.seqs)
+    assert all(f.seqs is seqs == before for f, seqs, before in kept)
+    assert len(held) == 2 * len(set(held)), "twice for the same rows"
+
+
 def test_a_drafter_in_python_is_asked_while_other_rows_run():
     e = engine(drafter="right", k=3, rows=4, lag=1)
     propose, asked = e.drafter.propose, []

@@ -198,9 +198,9 @@ def test_small_token_bucket(drafter, tokens):
     e = engine(drafter=drafter, k=5)
     shape_of = e._shape
 
-    def bucketed(seqs):
-        shape = shape_of(seqs)
-        return type(shape)(shape.draft_steps, max(tokens, len(seqs)), shape.noise, shape.filters)
+    def bucketed(group):
+        shape = shape_of(group)
+        return type(shape)(shape.draft_steps, max(tokens, len(group.seqs)), shape.noise, shape.filters)
 
     e._shape = bucketed
     run(e, requests(5))

@@ -13,7 +13,7 @@ from specdec.engine import Engine
 from specdec.kernels import Sampling, sample
 from specdec.limits import max_positions
 from specdec.model import Packed, PagedModel
-from specdec.round import RoundResult
+from specdec.round import Counts, RoundResult
 from specdec.sequence import Sequence
 
 TWINS = {"same": ("llama", 0, 0.0, 2), "near": ("llama", 0, 0.01, 2), "random": ("llama", 5, 0.0, 1)}
@@ -103,7 +103,7 @@ class Watch:
         before = {r: rows.history[r, : rows.num_tokens[r]].tolist() for r in index.tolist()}
         result = yield from self._stages(index, shape)
         for row, values in zip(index.tolist(), result.values.tolist(), strict=True):
-            counts = dict(zip(RoundResult.COLUMNS, values, strict=False))
+            counts = Counts._make(values[: len(Counts._fields)])._asdict()
             self.rounds.append({"row": row, **counts})
             try:
                 self._check_drafts(self.engine.scheduler.placed[row], before[row], counts)

@@ -2,7 +2,7 @@
 
 Two limits hold whatever the estimates say. Time: an allowance, in plain rounds, that losing rounds and catching up
 spend, winning ones fill for a while and time restores slowly; without it rounds are plain. Rounds: a drafter, or a row,
-that has never been right is left alone after three tries and asked again after 64 tokens, 128, 256 and so on.
+that has never been right is left alone after three tries and asked again after 64 rounds, 128, 256 and so on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec.policy.budget import LEAST_RATE, UNKNOWN, Budget, budgets, ladder, shapes
 from specdec.policy.costs import Costs
@@ -40,8 +40,7 @@ _REMEASURE = 256
 _POOLED_DECAY, _ROW_DECAY = 0.97, 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A row that may draft. behind: tokens its drafter must run before it can; unread: it drafts in a round in flight."""
 
     key: Hashable
@@ -64,8 +63,7 @@ class Plan:
     bucket: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a round brought a row: drafts verified, the accepted ones among them, tokens emitted."""
 
     key: Hashable
@@ -90,40 +88,37 @@ class Reading:
 
 
 class Trial:
-    """Whether to ask a drafter, or ask it for one row: not for `wait` more tokens.
+    """Whether to ask a drafter, or ask it for one row: not before round `until`.
 
-    tries: misses that suspend what has never hit, None for no such limit; pause, longest: tokens.
+    tries: misses that suspend what has never hit, None for no such limit; pause, longest: rounds, of which each is a token
+    of a row that does not draft. now: the number of the round.
     """
 
     def __init__(self, tries: int | None = TRIES, pause: int = PAUSE, longest: int = LONGEST_PAUSE) -> None:
         self.tries, self.shortest, self.longest = tries, pause, longest
-        self.misses = self.wait = 0
+        self.misses = self.until = 0
         self.pause = pause
         self.proven = False
 
-    @property
-    def open(self) -> bool:
-        return self.wait == 0
+    def open(self, now: int) -> bool:
+        return now >= self.until
 
     @property
     def certain(self) -> bool:
         """Whether rounds may draft without knowing yet how the last one went."""
         return self.proven and self.pause == self.shortest
 
-    def passed(self, tokens: int) -> None:
-        self.wait = max(0, self.wait - tokens)
-
-    def note(self, hit: bool) -> None:
+    def note(self, hit: bool, now: int) -> None:
         """What an answer was; the last of the tries of what has never hit suspends it."""
         self.proven, self.misses = self.proven or hit, 0 if hit else self.misses + 1
         if not self.proven and self.tries is not None and self.misses >= self.tries:
-            self.suspend()
+            self.suspend(now)
 
-    def suspend(self) -> None:
-        self.wait, self.pause = self.pause, min(2 * self.pause, self.longest)
+    def suspend(self, now: int) -> None:
+        self.until, self.pause = now + self.pause, min(2 * self.pause, self.longest)
 
     def resume(self) -> None:
-        self.wait, self.pause = 0, self.shortest
+        self.until, self.pause = 0, self.shortest
 
 
 @dataclass(slots=True)
@@ -144,6 +139,7 @@ class Policy:
         self.allowance = ALLOWANCE
         self.pooled, self.trial = Survival(_POOLED_DECAY), Trial()
         self._rows: dict[Hashable, _Row] = {}
+        self._now = 0  # rounds observed
         self._last: tuple[int, int] = (0, 0)
         self._drafted_on_end, self._turn = 0, False
         self._found: tuple[Budget, dict[Hashable, int]] | None = None
@@ -155,7 +151,7 @@ class Policy:
 
         Once it may be asked again they do: along with a prompt that is cheap, and without it catching up may never be.
         """
-        return self.stepped and not self.trial.open
+        return self.stepped and not self.trial.open(self._now)
 
     def shapes(self, batch: int) -> list[tuple[int, int]]:
         """(draft steps, drafts per row) that plans for rounds of `batch` rows may have; see `budget.shapes`."""
@@ -218,11 +214,11 @@ class Policy:
 
     def _may(self, row: Candidate) -> bool:
         trial = self._row(row.key).trial
-        return trial.open and (trial.certain or not row.unread)
+        return trial.open(self._now) and (trial.certain or not row.unread)
 
     def _probe(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
         """One draft for every row that is in step, or for a few that are caught up: to learn how good the drafter is."""
-        if not self.trial.open or any(row.unread for row in rows):
+        if not self.trial.open(self._now) or any(row.unread for row in rows):
             return Plan()
         extra = self.costs.extra(batch, 1, batch)
         risk = UNKNOWN if extra is None else extra
@@ -232,7 +228,7 @@ class Policy:
         if not chosen or risk > budget:
             return Plan()
         if self.trial.proven and extra is not None:
-            self.trial.suspend()
+            self.trial.suspend(self._now)
         return Plan(1, dict.fromkeys(chosen, 1), chosen if late else frozenset(), risk, bucket=1)
 
     def _current(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
@@ -296,9 +292,10 @@ class Policy:
             self.costs.add(reading.batch, steps, reading.places, reading.seconds)
         believed = self.pooled.rates(1)[0]
         least = LEAST_RATE if self.stepped else max(LEAST_RATE, self.least(reading.batch) or 0.0)
+        self._now += 1
         for outcome in reading.outcomes:
-            self._learn(outcome, believed, least)
-        self.trial.passed(1)
+            if outcome.drafted:
+                self._learn(outcome, believed, least)
         asked = [outcome.accepted > 0 for outcome in reading.outcomes if outcome.drafted]
         if asked:
             self.pooled.fade()
@@ -329,24 +326,21 @@ class Policy:
 
     def _learn(self, outcome: Outcome, believed: float, least: float) -> None:
         row = self._row(outcome.key)
-        row.trial.passed(outcome.emitted)
-        if not outcome.drafted:
-            return
         for survival in (self.pooled, row.survival):
             survival.add(outcome.drafted, outcome.accepted)
         row.survival.fade()
-        row.trial.note(outcome.accepted > 0)
+        row.trial.note(outcome.accepted > 0, self._now)
         if row.survival.rates(1, [believed])[0] < least:
-            if row.trial.open:
-                row.trial.suspend()
+            if row.trial.open(self._now):
+                row.trial.suspend(self._now)
         elif outcome.accepted:
             row.trial.resume()
 
     def _judge(self, rate: float, believed: float) -> None:
         """How a round's first drafts did. A probe that did far better than was believed is worth another one at once."""
         if not self.trial.proven:
-            self.trial.note(rate > 0)
-        elif not self.trial.open and rate > believed + _SURPRISE:
+            self.trial.note(rate > 0, self._now)
+        elif not self.trial.open(self._now) and rate > believed + _SURPRISE:
             self.trial.resume()
 
     def _charge(self, reading: Reading, steps: int) -> None:

@@ -209,7 +209,7 @@ def test_a_batch_whose_drafter_has_missed_a_prompt_comes_back_with_the_next_one(
     policy = Policy(8, stepped=True)
     Device(batch, wrong, prompt=2000).run(policy, name="bad")
     Device(batch, wrong, prompt=2000).run(policy, tokens=8, name="short")
-    policy.trial.suspend()
+    policy.trial.suspend(policy._now)
     assert policy.resting
     lagging = Device(batch, lambda r, j: 0.9, prompt=2000).run(policy, tokens=512, name="lagging")
     assert lagging.catch_ups == 0 and lagging.speed > 0.98
