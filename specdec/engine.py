@@ -156,7 +156,8 @@ class Engine:
 
     def _step(self) -> None:
         self._drop_cancelled()
-        self.scheduler.reserve(self._slots())  # running rows first, then those that join
+        if self.drafter is None or self.scheduler.waiting or self.scheduler.extending:
+            self.scheduler.reserve(self._slots())  # running rows first, then those that join
         self.take_in()
         self._join()
         if self.drafter is not None:

@@ -262,9 +262,10 @@ class Scheduler:
         for seq in self.running:
             if seq.row is None:
                 continue  # preempted by an older one in this very loop
-            wanted = min(slots.get(seq, 0), seq.limit - 1)
-            if max(wanted, min(len(seq.token_ids), seq.limit - 1)) <= seq.table.num_slots:
+            wanted = slots.get(seq) or len(seq)
+            if wanted <= seq.table.num_slots:
                 continue  # the common case of a round
+            wanted = min(wanted, seq.limit - 1)
             held = len(seq.table.blocks)
             if seq.table.grow_upto(wanted):
                 self.rows.set_table(seq.row, seq.table.blocks, unchanged=held)
