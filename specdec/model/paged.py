@@ -161,7 +161,9 @@ def refuse_in_use(model: PreTrainedModel) -> None:
     """Raises ValueError for a model object that has its KV in a pool already, or layers that have."""
     if model.base_model in _in_use:
         raise ValueError(f"model: this {type(model).__name__} object is in use by another LLM; close that one first")
-    if any(hasattr(module, "specdec_kv") for module in model.modules()):
+    # A deep copy of a model in use has the attribute too, and no part in its KV.
+    holding = {module for other in _in_use for module in other.modules() if hasattr(module, "specdec_kv")}
+    if not holding.isdisjoint(model.modules()):
         raise ValueError(
             f"model: this {type(model).__name__} shares layers with a model in use, whose KV is in them; pass a deep copy"
         )
