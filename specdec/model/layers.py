@@ -6,6 +6,7 @@ Only a paged forward of a shape that asks for it runs the compiled code; every o
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -35,20 +36,24 @@ class CompiledLayers:
     def attach(self) -> None:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _SHAPES)
         for module in self.modules:
-            module.forward = _either(module.forward, self.options)
+            module.forward = _either(module, self.options)
 
     def detach(self) -> None:
         for module in self.modules:
             del module.forward
 
 
-def _either(plain: Callable[..., Any], options: dict[str, Any] | None) -> Callable[..., Any]:
+def _either(module: nn.Module, options: dict[str, Any] | None) -> Callable[..., Any]:
+    """A method, since a copy of the module binds it to itself: a function would go on running the original's layers."""
+    plain = module.forward
     compiled = torch.compile(plain, dynamic=False, options=options)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self is not module:
+            return type(self).forward(self, *args, **kwargs)
         return compiled(*args, **kwargs) if attention.in_compiled_step() else plain(*args, **kwargs)
 
-    return forward
+    return MethodType(forward, module)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
