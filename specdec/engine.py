@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -17,6 +16,7 @@ from specdec.flight import CatchUp, Flight, Post, reading, reported
 from specdec.graphs import RoundGraphs
 from specdec.group import Group
 from specdec.kvpool import KVPool
+from specdec.listener import Listener
 from specdec.model import PagedModel
 from specdec.policy import Candidate, Plan, Policy
 from specdec.processing import Processing
@@ -28,19 +28,6 @@ from specdec.sequence import RowOutcome, Sequence, Status
 from specdec.stats import EngineStats
 from specdec.stopwatch import Stopwatch, timed
 from specdec.verify import Verifier
-
-
-class Listener(Protocol):
-    """Who is told what a sequence emits. An exception of a listener ends its own sequence and no other.
-
-    The tokens are not the sequence's yet, but their log-probabilities are, if it asked for them.
-    """
-
-    def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
-        """New tokens; returns how many of them to keep, and whether the sequence ends there (a stop string)."""
-
-    def finished(self, seq: Sequence) -> None:
-        """The sequence is over: see its finish_reason and error."""
 
 
 def _current(device: torch.device) -> AbstractContextManager:

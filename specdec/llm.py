@@ -32,7 +32,7 @@ from specdec.output import Handle, Output, Piece, Transcript
 from specdec.rows import Rows
 from specdec.sampling import SamplingParams, check_int, sample_seed
 from specdec.scheduler import DRAFTER, TARGET
-from specdec.sequence import RequestStats, Sequence
+from specdec.sequence import Sequence
 from specdec.shown import shown
 from specdec.stats import EngineStats
 from specdec.verify import VERIFIERS
@@ -407,11 +407,11 @@ class LLM:
             try:
                 requests.append(self._prepare(prompt, params, index))
             except Exception as error:  # a tokenizer's own, too
-                requests.append(_failed(prompt, index, error))
+                requests.append(Output.failed(prompt, index, error))
         try:
             self._start([r for r in requests if isinstance(r, Handle)])
         except RuntimeError as error:
-            return [_failed(prompt, index, error) for index, prompt, _ in asked]
+            return [Output.failed(prompt, index, error) for index, prompt, _ in asked]
         return requests
 
     def _collect(self, requests: list[Handle | Output], progress: bool, raising: bool = True) -> list[Output]:
@@ -502,9 +502,3 @@ def _as_batch(prompts: Any) -> list[Prompt] | None:
     if isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], int)):
         return prompts
     return None
-
-
-def _failed(prompt: Prompt, index: int, error: Exception) -> Output:
-    """What becomes of a prompt that can't be decoded."""
-    ids = list(prompt) if isinstance(prompt, list) else []
-    return Output("", [], "error", ids, index, 0, None, RequestStats(), error)

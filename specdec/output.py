@@ -46,6 +46,13 @@ class Output:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
+    @classmethod
+    def failed(cls, prompt: str | list[int], index: int, error: Exception) -> Output:
+        """Of a prompt that can't be decoded."""
+        return cls(
+            "", [], "error", list(prompt) if isinstance(prompt, list) else [], index, 0, None, RequestStats(), error
+        )
+
 
 _News = tuple[int, int, int, bool]
 """A piece whose text is left to whoever reads it: of which sample, from which of its tokens to which, and whether it

@@ -37,7 +37,7 @@ LAYERS = [
     ["processing < round"],
     ["buckets < graphs", "scheduler"],
     ["chunks"],
-    ["stats", "group < flight < prompts"],
+    ["stats", "listener", "group < flight < prompts"],
     ["engine"],
     ["metrics < output < limits < worker < warm_up < options < llm"],
     ["hf", "bench"],

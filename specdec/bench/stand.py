@@ -64,7 +64,7 @@ class Stopwatch:
     _rounds: int = 0
 
     def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
-        """See `specdec.engine.Listener`. The engine counts a round after it told us, so the one before is settled."""
+        """See `specdec.listener.Listener`. The engine counts a round after it told us, so the one before is settled."""
         self._settle(seq)
         self.trace.arrivals.append((time.perf_counter(), len(token_ids)))
         return len(token_ids), False
