@@ -51,17 +51,20 @@ class Buckets:
         drafts, anywhere = (shape.tokens or rows) - rows, replace(shape, tokens=None)
         own = _own(rows, drafts, shape)
         holding = [
-            (tokens, bucket, c)
-            for c in self._captured
-            if (bucket := c[0]) >= rows
-            and (tokens := c[1].tokens or 0) - rows >= drafts
-            and replace(c[1], tokens=None) == anywhere
+            (bucket, held)
+            for bucket, held in self._captured
+            if bucket >= rows and _tokens(held) - rows >= drafts and replace(held, tokens=None) == anywhere
         ]
         if not holding:
             return own, own
-        tokens, bucket, found = min(holding, key=lambda held: held[:2])
-        near = bucket <= 2 * own[0] and tokens <= 2 * (own[1].tokens or 0)
+        found = min(holding, key=lambda captured: (_tokens(captured[1]), captured[0]))
+        near = found[0] <= 2 * own[0] and _tokens(found[1]) <= 2 * _tokens(own[1])
         return found, found if near else own
+
+
+def _tokens(shape: RoundShape) -> int:
+    assert shape.tokens is not None, "what is captured has a bucket"
+    return shape.tokens
 
 
 def _own(rows: int, drafts: int, shape: RoundShape) -> Captured:

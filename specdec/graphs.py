@@ -31,7 +31,7 @@ class _Captured:
     def replay(self, rows: list[int]) -> RoundResult:
         """The round of `rows`, which are mostly those of the last one."""
         if rows != self.rows:
-            self.index.copy_(upload(_padded(rows, len(self.index)), self.index.device), non_blocking=True)
+            self.index.copy_(upload(padded(rows, len(self.index)), self.index.device), non_blocking=True)
             self.rows = [*rows]
         self.graph.replay()
         return self.result
@@ -59,7 +59,7 @@ class RoundGraphs:
         if captured is not None:
             return captured.replay(rows)
         device = self.round.rows.device
-        return self.round.run(upload(_padded(rows, bucket), device).to(device, non_blocking=True), shape)
+        return self.round.run(upload(padded(rows, bucket), device).to(device, non_blocking=True), shape)
 
     def _capture(self, bucket: int, shape: RoundShape) -> _Captured | None:
         """Capture on the spare row alone: what a warm-up round writes there nobody reads."""
@@ -78,7 +78,8 @@ class RoundGraphs:
         return _Captured(graph, index, result, [])
 
 
-def _padded(rows: list[int], bucket: int) -> Tensor:
+def padded(rows: list[int], bucket: int) -> Tensor:
+    """[bucket] int64: the rows of a round, -1 behind them."""
     return torch.tensor(rows + [-1] * (bucket - len(rows)))
 
 

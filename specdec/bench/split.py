@@ -21,6 +21,7 @@ from specdec.bench.steps import StepClock
 from specdec.bench.timeline import MARK, Copied, Timeline
 from specdec.buckets import Buckets
 from specdec.engine import Engine
+from specdec.graphs import padded
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.sequence import Sequence, Status
 
@@ -108,8 +109,7 @@ class StepByStep:
         bucket = len(rows)
         if self.buckets:
             bucket, shape = self.buckets.choose(len(rows), shape)
-        index = torch.tensor(rows + [-1] * (bucket - len(rows)), device=self.round.rows.device)
-        return self.round.run(index, shape)
+        return self.round.run(padded(rows, bucket).to(self.round.rows.device), shape)
 
 
 def split(stand: Stand, arm: Arm, job: Job, round_ms: float) -> Split | None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.library import custom_op
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
 
@@ -233,7 +234,7 @@ def attend(
     )
 
 
-_attend_op = torch.library.custom_op("specdec::attend", attend, mutates_args=("k_cache", "v_cache"))
+_attend_op = custom_op("specdec::attend", attend, mutates_args=("k_cache", "v_cache"))
 
 
 @_attend_op.register_fake

@@ -1,26 +1,13 @@
 """`custom_generate=specdec.hf.generate`: the paged runtime for one call; what has no form there is named, never ignored."""
 
-import copy
-
 import pytest
 import torch
 from hf.prompts import batch, own
-from support import tiny
 
 import specdec.hf
 from specdec.hf.plugin import enabled_of
 
 ROAD = {"custom_generate": specdec.hf.generate, "do_sample": False, "max_new_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return copy.deepcopy(tiny("llama"))
-
-
-@pytest.fixture(scope="module")
-def near():
-    return copy.deepcopy(tiny("llama", noise=0.01))
 
 
 def test_an_enabled_model_and_another_one(model, near):

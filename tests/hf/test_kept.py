@@ -19,11 +19,6 @@ CALLS = {
 ENDS = {"greedy": [], "processors": [], "an end token": [an_end()], "stopping": [an_end(), 11]}
 
 
-@pytest.fixture(scope="module")
-def model():
-    return copy.deepcopy(tiny("llama"))
-
-
 @pytest.mark.parametrize("drafter", [None, "lookup", "near"])
 @pytest.mark.parametrize("call", CALLS)
 def test_greedy(model, call, drafter):

@@ -29,17 +29,6 @@ def no_silent_fallback():
         yield
 
 
-@pytest.fixture(scope="module")
-def model():
-    """One object for the file; every test disables it."""
-    return copy.deepcopy(tiny("llama"))
-
-
-@pytest.fixture(scope="module")
-def near():
-    return copy.deepcopy(tiny("llama", noise=0.01))
-
-
 def assistance(kind: str, assistant=None) -> tuple[dict, dict]:
     """Arguments of `enable` and of `generate`."""
     return {

@@ -38,11 +38,6 @@ class RowBias(LogitsProcessor):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return copy.deepcopy(tiny("llama"))
-
-
-@pytest.fixture(scope="module")
 def enabled(model):
     near = copy.deepcopy(tiny("llama", noise=0.01))
     with specdec.hf.enable(model, drafter=near, k=4) as enabled:
