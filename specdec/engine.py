@@ -18,7 +18,7 @@ from specdec.group import Group
 from specdec.kvpool import KVPool
 from specdec.listener import Listener
 from specdec.model import PagedModel
-from specdec.policy import Candidate, Plan, Policy
+from specdec.policy import Candidates, Plan, Policy
 from specdec.processing import Processing
 from specdec.prompts import PromptForward
 from specdec.round import Counts, DrafterFailed, Round, RoundResult, RoundShape
@@ -26,7 +26,7 @@ from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
 from specdec.sequence import RowOutcome, Sequence, Status
 from specdec.stats import EngineStats
-from specdec.stopwatch import Stopwatch, timed
+from specdec.stopwatch import Laps, Stopwatch, timed
 from specdec.verify import Verifier
 
 
@@ -99,6 +99,7 @@ class Engine:
         self._catch_ups: list[CatchUp] = []
         self._cancelled: deque[Sequence] = deque()
         self._post = Post()
+        self._laps = Laps()
         self._steps = 0
 
     @property
@@ -291,14 +292,13 @@ class Engine:
         self.rows.flush()
         for group in self._parts():
             self._plan_group(group)
-            for seq, row in zip(group.seqs, group.rows, strict=True):
-                self.rows.set_k(row, group.drafts.get(seq, 0))
+            self.rows.set_k(group.rows, [group.drafts.get(seq, 0) for seq in group.seqs])
 
     def _plan_group(self, group: Group) -> None:
         behind = {seq: lacks for seq in group.seqs if (lacks := self._behind(seq))} if self.draft_model else {}
         if group.policy:
-            unread = {seq for f in self.flights for seq, k in f.drafts.items() if k}
-            rows = [Candidate(seq, behind.get(seq, 0), seq in unread) for seq in group.free]
+            unread = {seq for f in self.flights for seq, k in f.drafts.items() if k}.intersection(group.free)
+            rows = Candidates(group.free, {seq: behind[seq] for seq in group.free if seq in behind}, unread)
             risk = sum(f.plan.risk for f in self.flights if f.group is group)
             group.plan = group.policy.plan(rows, len(group.seqs), risk)
         wish = group.fixed | group.plan.drafts
@@ -327,10 +327,15 @@ class Engine:
     def _launch(self) -> None:
         """Launch the groups' rounds; where the host would wait inside one, the next one is launched before."""
         self._steps += 1
+        ahead = bool(self.flights)
         self.rows.flush()
         rounds = [self._round(group) for group in self._parts()]
         while rounds:
             rounds = [launch for launch in rounds if next(launch, "over") != "over"]
+        launched = [f for f in self.flights if f.step == self._steps]
+        seconds = self._laps.lap(self.stats.seconds["wait"] + self.stats.seconds["prompts"])
+        for flight in launched if ahead else ():
+            flight.host_s = seconds / len(launched)
 
     def _round(self, group: Group) -> Generator[None, None, None]:
         """Launch a round of the group, with a pause wherever the host is about to wait for the device."""
@@ -387,7 +392,7 @@ class Engine:
         rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
         counts = [Counts._make(values[:n]) for values in rows]
         if flight.shape.draft_steps:
-            flight.group.wanted = sum(c.num_wanted for c in counts)
+            flight.group.wanted = sum([c.num_wanted for c in counts])
         if flight.group.policy:
             self._learn(flight.group.policy, flight, counts)
         outcomes, ends = Counter[RowOutcome](), []
@@ -417,7 +422,7 @@ class Engine:
             for group in self.groups:
                 running = done.running if group is done.group else 0
                 group.policy.caught_up(done.tokens, running, done.batch, done.took.seconds)
-        policy.observe(reading(flight, counts, self._fixed))
+        policy.observe(reading(flight, counts))
         rows = len(flight.seqs)
         least = policy.least(rows)
         # Look-up knows one cost of a draft: the whole rounds', where there are any.

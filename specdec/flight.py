@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +22,8 @@ class Flight:
 
     step: the engine's that launched it; group: its rows', plan: what the policy decided of it; members: the set of `seqs`;
     drafts: what each row may draft, nothing where it is not named.
-    took: for the policy, None without one; fair: whether that is what another round of its shape would take.
+    took: for the policy, None without one; fair: whether that is what another round of its shape would take. host_s: seconds
+    of the host's own work for it, where the device went on with another round meanwhile.
     """
 
     step: int
@@ -38,6 +38,7 @@ class Flight:
     took: Stopwatch | None
     fair: bool
     logprobs: Tensor | None = None
+    host_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -103,21 +104,18 @@ class Post:
         return free.pop().copy_(values, non_blocking=True)
 
 
-def reading(flight: Flight, counts: list[Counts], fixed: Callable[[Sequence], bool]) -> Reading:
-    """What the round tells a policy. counts: its columns, a row each; fixed: whether a row's k is not the policy's."""
-    rows, tokens = len(flight.seqs), flight.shape.tokens
-    drafted = sum(c.num_drafts for c in counts)
+def reading(flight: Flight, counts: list[Counts]) -> Reading:
+    """What the round tells a policy. counts: its columns, a row each. Rows that asked for no drafts say nothing."""
+    rows, tokens, steps = len(flight.seqs), flight.shape.tokens, flight.shape.draft_steps
     return Reading(
         batch=rows,
-        steps=flight.shape.draft_steps,
-        places=drafted if tokens is None else tokens - rows,
+        steps=steps,
+        places=sum([c.num_drafts for c in counts]) if tokens is None else tokens - rows,
         outcomes=[
             Outcome(seq, c.num_drafts, c.num_accepted, c.num_emitted)
             for seq, c in zip(flight.seqs, counts, strict=True)
-            if c.ran and seq.status is not Status.FINISHED and (flight.drafts.get(seq) or not fixed(seq))
-        ]
-        if flight.shape.draft_steps
-        else [],
-        seconds=flight.took.seconds if flight.took and flight.fair else None,
-        mixed=any(k and fixed(seq) for seq, k in flight.drafts.items()),
+            if c.num_drafts and c.ran and seq.status is not Status.FINISHED and seq.params.k != 0
+        ],
+        seconds=max(flight.took.seconds, flight.host_s) if flight.took and flight.fair else None,
+        mixed=any(seq.params.k for seq in flight.drafts),
     )

@@ -98,7 +98,6 @@ class Rows:
         self._ints = _Mirror(torch.full((_STOP + STOP_IDS, total), -1, dtype=torch.int64), device)
         self._floats = _Mirror(torch.zeros(3, total), device)
         self._ints.host[:_STOP] = 0
-        self._k = [0] * num_rows
         self._num_blocks = [0] * total
 
     @property
@@ -114,7 +113,6 @@ class Rows:
         """Put `seq` into `row`: every known token, its blocks, its parameters; active from the next round on."""
         p, ints, floats = seq.params, self._ints.numbers, self._floats.numbers
         self.set_table(row, seq.table.blocks)
-        self._k[row] = k
         ints[_K, row], ints[_LIMIT, row], ints[_TOP_K, row], ints[_SEED, row] = k, seq.limit, p.top_k, seq.seed
         stops = seq.stop_ids[:STOP_IDS]
         ints[_STOP:, row] = stops + (-1,) * (STOP_IDS - len(stops))
@@ -143,9 +141,11 @@ class Rows:
         self._num_blocks[row] = len(blocks)
         self._table.dirty = True
 
-    def set_k(self, row: int, k: int) -> None:
-        if self._k[row] != k:
-            self._k[row] = self._ints.numbers[_K, row] = k
+    def set_k(self, rows: list[int], k: list[int]) -> None:
+        """k of each of the rows."""
+        column = self._ints.numbers[_K]
+        if (column[rows] != k).any():
+            column[rows] = k
             self._ints.dirty = True
 
     def set_drafter_len(self, row: int, length: int) -> None:

@@ -46,6 +46,19 @@ class Stopwatch:
         self._events[-1].record()
 
 
+class Laps:
+    """The host's own time from one call of `lap` to the next."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def lap(self, aside: float) -> float:
+        """Seconds since the call before. aside: those since the start that are not to count."""
+        now = time.perf_counter() - aside
+        seconds, self._last = now - self._last, now
+        return seconds
+
+
 def timed(stages: Generator[None, None, _Result], watch: Stopwatch | None) -> Generator[None, None, _Result]:
     """`stages` with the `watch`, if there is one, standing still in their pauses."""
     while True:

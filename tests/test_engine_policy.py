@@ -28,7 +28,7 @@ class Hostile(Policy):
         return self.random.random() < 0.5
 
     def plan(self, rows, batch, pledged=0.0):
-        chosen = [row.key for row in rows if self.random.random() < 0.6]
+        chosen = [key for key in rows.keys if self.random.random() < 0.6]
         drafts = {key: self.random.randint(1, self.k) for key in chosen}
         late = frozenset(key for key in chosen if self.random.random() < 0.5)
         return Plan(self.random.randint(max(drafts.values(), default=0), self.k), drafts, late)

@@ -2,7 +2,7 @@
 
 from specdec.policy.budget import ladder
 from specdec.policy.costs import Costs
-from specdec.policy.policy import Candidate, Outcome, Plan, Policy, Reading
+from specdec.policy.policy import Candidates, Outcome, Plan, Policy, Reading
 from specdec.policy.survival import Survival, curve
 
-__all__ = ["Candidate", "Costs", "Outcome", "Plan", "Policy", "Reading", "Survival", "curve", "ladder"]
+__all__ = ["Candidates", "Costs", "Outcome", "Plan", "Policy", "Reading", "Survival", "curve", "ladder"]

@@ -8,7 +8,7 @@ that has never been right is left alone after three tries and asked again after 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,12 +40,25 @@ _REMEASURE = 256
 _POOLED_DECAY, _ROW_DECAY = 0.97, 0.95
 
 
-class Candidate(NamedTuple):
-    """A row that may draft. behind: tokens its drafter must run before it can; unread: it drafts in a round in flight."""
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Rows that may draft, by their keys. behind: tokens that the drafter must run first, of rows where that is so;
+    unread: rows that draft in a round in flight. No object for each row: there may be a hundred, in every round.
+    """
 
-    key: Hashable
-    behind: int = 0
-    unread: bool = False
+    keys: Sequence[Hashable]
+    behind: Mapping[Any, int] = field(default_factory=dict)
+    unread: Collection[Any] = frozenset()
+
+    @property
+    def ready(self) -> list[Hashable]:
+        """Those that are not behind."""
+        return [key for key in self.keys if key not in self.behind]
+
+    @property
+    def late(self) -> list[Hashable]:
+        """The others, least behind first."""
+        return sorted(self.behind, key=self.behind.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +87,9 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A round that was read. places: tokens of its bucket beyond one for each of `batch` rows; seconds: None if they are
-    no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not this policy's doing, while what
-    became of their drafts says as much about the drafter as that of others.
+    """A round that was read. places: tokens of its bucket beyond one for each of `batch` rows; outcomes: of rows that had
+    drafts; seconds: None if they are no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not
+    this policy's doing, while what became of their drafts says as much about the drafter as that of others.
     """
 
     batch: int
@@ -123,8 +136,8 @@ class Trial:
 
 @dataclass(slots=True)
 class _Row:
-    trial: Trial = field(default_factory=Trial)
-    survival: Survival = field(default_factory=lambda: Survival(_ROW_DECAY))
+    trial: Trial
+    survival: Survival
 
 
 class Policy:
@@ -137,7 +150,8 @@ class Policy:
     def __init__(self, k: int, *, stepped: bool, costs: Costs | None = None):
         self.k, self.stepped, self.costs = k, stepped, costs or Costs()
         self.allowance = ALLOWANCE
-        self.pooled, self.trial = Survival(_POOLED_DECAY), Trial()
+        self._places = k if stepped else 1  # a drafter that paces itself is judged by its first drafts alone
+        self.pooled, self.trial = Survival(_POOLED_DECAY, self._places), Trial()
         self._rows: dict[Hashable, _Row] = {}
         self._now = 0  # rounds observed
         self._last: tuple[int, int] = (0, 0)
@@ -162,26 +176,26 @@ class Policy:
 
     # -- planning
 
-    def plan(self, rows: list[Candidate], batch: int, pledged: float = 0.0) -> Plan:
+    def plan(self, rows: Candidates, batch: int, pledged: float = 0.0) -> Plan:
         """The next round of `batch` rows, of which `rows` may draft. pledged: the risk of rounds that are not read."""
-        if not rows or self._measures(batch):
+        if not rows.keys or self._measures(batch):
             return Plan()
         budget = self.allowance - pledged
         if not self.stepped:
             return self._let(rows, batch, budget)
-        found = self._current(rows, batch, budget) if self.trial.proven else None
+        may = self._may(rows.keys, rows)
+        found = self._current(may, batch, budget) if self.trial.proven else None
         if found is None:
-            if not any(row.unread for row in rows):
+            if not rows.unread:
                 self._last = (0, 0)
             return self._probe(rows, batch, budget)
-        late = self._worth_catching_up([row for row in rows if row.behind], batch, budget, found[0].value - 1)
-        ready = [row for row in rows if not row.behind or row.key in late]
-        now = found if len(ready) == len(rows) else self._search(ready, batch, budget)
-        if now is None:
+        late = self._worth_catching_up(rows.late, rows, batch, budget, found[0].value - 1)
+        if len(late) < len(rows.behind):
+            found = self._search([key for key in may if key not in rows.behind or key in late], batch, budget)
+        if found is None:
             return Plan()
         self.trial.resume()
-        chosen, counts = now
-        drafts = {row.key: counts[row.key] for row in ready if row.key in counts and self._may(row)}
+        chosen, drafts = found
         self._last = (chosen.steps, chosen.bucket)
         return Plan(chosen.steps, drafts, late & drafts.keys(), chosen.extra, chosen.bucket)
 
@@ -198,9 +212,9 @@ class Policy:
         self._drafted_on_end = 0
         return True
 
-    def _let(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
+    def _let(self, rows: Candidates, batch: int, budget: float) -> Plan:
         """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear."""
-        may = [row.key for row in rows if self._may(row)]
+        may = self._may(rows.keys, rows)
         if not may:
             return Plan()
         if self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
@@ -208,67 +222,76 @@ class Policy:
         for k in reversed(ladder(self.k)):
             extra = self.costs.extra(batch, 0, k * len(may)) or 0.0
             if extra <= budget:
-                drafts = {key: k if self._row(key).trial.certain else min(k, _TRIED) for key in may}
+                tried, known = min(k, _TRIED), self._rows
+                drafts = {key: k if known[key].trial.certain else tried for key in may}
                 return Plan(self.k, drafts, risk=min(extra, UNKNOWN))
         return Plan()
 
-    def _may(self, row: Candidate) -> bool:
-        trial = self._row(row.key).trial
-        return trial.open(self._now) and (trial.certain or not row.unread)
+    def _may(self, keys: Iterable[Hashable], rows: Candidates) -> list[Hashable]:
+        """Those of the rows `keys` that are not cut off, nor wait for their first answer."""
+        now, known, unread = self._now, self._rows, rows.unread
+        for key in keys:
+            if key not in known:
+                self._row(key)
+        return [
+            key for key in keys if (trial := known[key].trial).until <= now and (trial.certain or key not in unread)
+        ]
 
-    def _probe(self, rows: list[Candidate], batch: int, budget: float) -> Plan:
+    def _probe(self, rows: Candidates, batch: int, budget: float) -> Plan:
         """One draft for every row that is in step, or for a few that are caught up: to learn how good the drafter is."""
-        if not self.trial.open(self._now) or any(row.unread for row in rows):
+        if not self.trial.open(self._now) or rows.unread:
             return Plan()
         extra = self.costs.extra(batch, 1, batch)
         risk = UNKNOWN if extra is None else extra
-        ready = [row for row in rows if not row.behind]
-        late = [] if ready else sorted(rows, key=lambda row: row.behind)[:PROBED_ROWS]
-        chosen = self._worth_catching_up(late, batch, budget - risk, math.inf) | {row.key for row in ready}
+        chosen, late = rows.ready, frozenset[Hashable]()
+        if not chosen:
+            late = self._worth_catching_up(rows.late[:PROBED_ROWS], rows, batch, budget - risk, math.inf)
+            chosen = list(late)
         if not chosen or risk > budget:
             return Plan()
         if self.trial.proven and extra is not None:
             self.trial.suspend(self._now)
-        return Plan(1, dict.fromkeys(chosen, 1), chosen if late else frozenset(), risk, bucket=1)
+        return Plan(1, dict.fromkeys(chosen, 1), late, risk, bucket=1)
 
-    def _current(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
-        """The budget with the most tokens per second and the drafts of each row; None for plain decoding.
+    def _current(self, may: list[Hashable], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
+        """The budget with the most tokens per second for the rows that `may` draft, and their drafts; None for plain decoding.
 
         In a large batch it is looked for once in a few rounds: looking takes as long as a round of a small model.
         """
-        keys, hopes = [row.key for row in rows if self._may(row)], sum(curve(self.pooled.rates(self.k)), 1.0)
+        hopes = sum(curve(self.pooled.rates(self.k)), 1.0)
         self._held -= 1
-        moved = keys != self._keys or abs(hopes / self._hopes - 1) > _MOVED
+        moved = may != self._keys or abs(hopes / self._hopes - 1) > _MOVED
         allows_other = allowed > self._allowed + _MOVED if self._found is None else allowed < self._found[0].extra
         if self._held < 0 or moved or allows_other:
-            self._found = self._search(rows, batch, allowed)
+            self._found = self._search(may, batch, allowed)
             known = self._found is None or (self._found[0].steps, self._found[0].bucket) == self._last
             self._held = batch // 8 if known else 0
-            self._keys, self._hopes, self._allowed = keys, hopes, allowed
+            self._keys, self._hopes, self._allowed = may, hopes, allowed
         return self._found
 
-    def _search(self, rows: list[Candidate], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
+    def _search(self, may: list[Hashable], batch: int, allowed: float) -> tuple[Budget, dict[Hashable, int]] | None:
         rates = self.pooled.rates(self.k)
-        keys = [row.key for row in rows if self._may(row)]
-        curves = [curve(self._row(key).survival.rates(self.k, rates)) for key in keys]
+        curves = [curve(self._rows[key].survival.rates(self.k, rates)) for key in may]
         found = [b for b in budgets(curves, batch, self.k, self.costs) if b.extra <= allowed and b.value > WORTH]
         if not found:
             return None
         best = max(found, key=lambda b: (b.value, -b.steps, -b.bucket))
         last = next((b for b in found if (b.steps, b.bucket) == self._last), None)
         chosen = last if last and best.value < SWITCH * last.value else best
-        return chosen, {key: count for key, count in zip(keys, chosen.counts, strict=True) if count}
+        return chosen, {key: count for key, count in zip(may, chosen.counts, strict=True) if count}
 
-    def _worth_catching_up(self, rows: list[Candidate], batch: int, budget: float, gain: float) -> frozenset[Hashable]:
-        """The rows, least behind first, whose drafter may be caught up within the allowance."""
+    def _worth_catching_up(
+        self, late: list[Hashable], rows: Candidates, batch: int, budget: float, gain: float
+    ) -> frozenset[Hashable]:
+        """Those of the `late` rows, in this order, whose drafter may be caught up within the allowance."""
         chosen: list[Hashable] = []
         tokens = 0
-        for row in sorted(rows, key=lambda row: row.behind):
-            tokens += row.behind
+        for key in late:
+            tokens += rows.behind[key]
             cost = self._catching_up(tokens, batch)
             if cost > budget or cost > gain * _HORIZON:
                 break
-            chosen.append(row.key)
+            chosen.append(key)
         return frozenset(chosen)
 
     def _catching_up(self, tokens: int, batch: int) -> float:
@@ -280,7 +303,8 @@ class Policy:
 
     def _row(self, key: Hashable) -> _Row:
         if key not in self._rows:
-            self._rows[key] = _Row() if self.stepped else _Row(Trial(None, SHORT_PAUSE, LONGEST_SHORT_PAUSE))
+            trial = Trial() if self.stepped else Trial(None, SHORT_PAUSE, LONGEST_SHORT_PAUSE)
+            self._rows[key] = _Row(trial, Survival(_ROW_DECAY, self._places))
         return self._rows[key]
 
     # -- learning
@@ -294,16 +318,14 @@ class Policy:
         least = LEAST_RATE if self.stepped else max(LEAST_RATE, self.least(reading.batch) or 0.0)
         self._now += 1
         for outcome in reading.outcomes:
-            if outcome.drafted:
-                self._learn(outcome, believed, least)
-        asked = [outcome.accepted > 0 for outcome in reading.outcomes if outcome.drafted]
-        if asked:
+            self._learn(outcome, believed, least)
+        if reading.outcomes:
             self.pooled.fade()
-        if self.stepped and asked:
-            self._judge(sum(asked) / len(asked), believed)
+            if self.stepped:
+                self._judge(sum(o.accepted > 0 for o in reading.outcomes) / len(reading.outcomes), believed)
         drafted = steps + reading.places > 0
         self._drafted_on_end = self._drafted_on_end + 1 if drafted else 0
-        if reading.outcomes and drafted and not reading.mixed:
+        if reading.steps and drafted and not reading.mixed:
             self._charge(reading, steps)
         saved = self.allowance - ALLOWANCE
         self.allowance += min(EARNED, -saved) if saved < 0 else -SPOILT * saved
@@ -346,5 +368,5 @@ class Policy:
     def _charge(self, reading: Reading, steps: int) -> None:
         """Charge the round to the allowance, or credit it: tokens beyond plain decoding's, less the time beyond it."""
         extra = self.costs.extra(reading.batch, steps, reading.places)
-        gained = sum(o.emitted - 1 for o in reading.outcomes) / len(reading.outcomes)
+        gained = sum(o.emitted - 1 for o in reading.outcomes) / reading.batch
         self.allowance = min(MOST_SAVED, self.allowance + gained - (UNKNOWN if extra is None else extra))

@@ -12,22 +12,18 @@ _FADE = 0.97
 
 
 class Survival:
-    """Decayed counts of how often draft j was right where those before it were: of a drafter, or of one row.
+    """Decayed counts of how often each of k drafts was right where those before it were: of a drafter, or of one row.
 
     decay: what earlier rounds count for after another one.
     """
 
-    def __init__(self, decay: float):
+    def __init__(self, decay: float, k: int):
         self.decay = decay
-        self._tried: list[float] = []
-        self._kept: list[float] = []
+        self._tried, self._kept = [0.0] * k, [0.0] * k
 
     def add(self, drafted: int, accepted: int) -> None:
         """Note a round that verified `drafted` drafts, of which the first `accepted` were right."""
-        for j in range(min(accepted + 1, drafted)):
-            if j == len(self._tried):
-                self._tried.append(0.0)
-                self._kept.append(0.0)
+        for j in range(min(accepted + 1, drafted, len(self._tried))):
             self._tried[j] = self._tried[j] * self.decay + 1
             self._kept[j] = self._kept[j] * self.decay + (j < accepted)
 
@@ -45,8 +41,7 @@ class Survival:
         rates: list[float] = []
         for j in range(k):
             belief, weight = (prior[j] if prior else rates[-1], 1.0) if prior or j else (_FIRST, _FIRST_WEIGHT)
-            tried, kept = (self._tried[j], self._kept[j]) if j < len(self._tried) else (0.0, 0.0)
-            rates.append((kept + weight * belief) / (tried + weight))
+            rates.append((self._kept[j] + weight * belief) / (self._tried[j] + weight))
         return rates
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specdec.policy import Candidate, Costs, Outcome, Policy, Reading, Survival, curve, ladder
+from specdec.policy import Candidates, Costs, Outcome, Policy, Reading, Survival, curve, ladder
 from specdec.policy.budget import budgets, shapes
 from specdec.policy.policy import UNKNOWN_CATCH_UP
 
@@ -65,7 +65,7 @@ class Device:
             flights.append((plan, *self._round(plan, name, device_lacks)))
             if len(flights) > self.lag:
                 plan, results, places, took = flights.pop(0)
-                outcomes = [Outcome((name, r), d, a, 1 + a) for r, (d, a) in enumerate(results)]
+                outcomes = [Outcome((name, r), d, a, 1 + a) for r, (d, a) in enumerate(results) if d]
                 policy.observe(Reading(self.batch, plan.steps, places, outcomes, took))
                 for r, (d, a) in enumerate(results):
                     known[r] += 1 + a
@@ -77,16 +77,17 @@ class Device:
         return max(CATCH_UP, PER_TOKEN * tokens)
 
     def _candidates(self, name, lacks, flights):
-        rows = []
-        for r in range(self.batch):
-            unread = any((name, r) in f[0].drafts for f in flights)
+        keys, behind, unread = [(name, r) for r in range(self.batch)], {}, set()
+        for r, key in enumerate(keys):
             later = lacks[r]
             for plan, *_ in flights:
+                if key in plan.drafts:
+                    unread.add(key)
                 warm = plan.steps and later <= self.window
-                later = 1 + ((name, r) in plan.drafts) if warm else later + 1
-            behind = self.stepped and later > self.window
-            rows.append(Candidate((name, r), lacks[r] - 1 if behind else 0, unread))
-        return rows
+                later = 1 + (key in plan.drafts) if warm else later + 1
+            if self.stepped and later > self.window:
+                behind[key] = lacks[r] - 1
+        return Candidates(keys, behind, unread)
 
     def _round(self, plan, name, lacks):
         """(drafted, accepted) of each row, the places for drafts, and the time of the round."""
@@ -223,7 +224,7 @@ def test_a_first_catch_up_that_compiles_is_not_held_against_the_drafter():
     before = policy.allowance
     policy.caught_up(30, 30, 1, COMPILE)
     assert policy.allowance == before - UNKNOWN_CATCH_UP
-    assert policy.plan([Candidate("new")], 1).steps
+    assert policy.plan(Candidates(["new"]), 1).steps
     assert device.catch_ups == 0
 
 
@@ -231,9 +232,10 @@ def test_rows_that_wait_for_an_answer_neither_stop_the_drafter_nor_hold_the_next
     """New rows draft every other round until one was right; prompts that come meanwhile are filled all the same."""
     policy = Policy(4, stepped=True)
     Device(64, lambda r, j: 0.9).run(policy, tokens=64)
-    rows = [Candidate(("new", r)) for r in range(64)]
+    keys = [("new", r) for r in range(64)]
+    rows, waiting = Candidates(keys), Candidates(keys, unread=set(keys))
     assert len(policy.plan(rows, 64).drafts) == 64
-    assert not policy.plan([Candidate(row.key, unread=True) for row in rows], 64).drafts and not policy.resting
+    assert not policy.plan(waiting, 64).drafts and not policy.resting
     assert len(policy.plan(rows, 64).drafts) == 64, "at once, not when the batch is looked at again"
 
 
@@ -251,34 +253,34 @@ def test_a_large_batch_drafts_less_than_a_small_one():
 def test_rows_with_bad_drafts_leave_the_bucket_to_the_others():
     policy = Policy(4, stepped=True)
     Device(16, lambda r, j: 0.9 * (r % 4 > 0)).run(policy, tokens=128)
-    plan = policy.plan([Candidate((0, r)) for r in range(16)], 16)
+    plan = policy.plan(Candidates([(0, r) for r in range(16)]), 16)
     assert plan.steps and not {r for _, r in plan.drafts} & {0, 4, 8, 12}
 
 
 def test_drafted_and_plain_rounds_take_turns_until_plain_decoding_is_measured():
     policy = Policy(4, stepped=True)
-    rows = [Candidate("a")]
+    rows = Candidates(["a"])
     for _ in range(2):
         assert policy.plan(rows, 1).steps == 0
-        policy.observe(Reading(1, 0, 0, [Outcome("a", 0, 0, 1)], 1.0))
+        policy.observe(Reading(1, 0, 0, [], 1.0))
         assert policy.plan(rows, 1).steps == 1
     assert policy.plan(rows, 1).steps == 1
-    assert policy.plan([], 1).steps == 0
-    assert policy.plan([Candidate("a", unread=True)], 1).steps == 0
+    assert policy.plan(Candidates([]), 1).steps == 0
+    assert policy.plan(Candidates(["a"], unread={"a"}), 1).steps == 0
 
 
 def test_catching_up_is_counted():
     """A drafter that must run a long context first is not asked, where that would take longer than the allowance."""
     policy = Policy(4, stepped=True)
     for _ in range(2):
-        policy.observe(Reading(1, 0, 0, [Outcome("a", 0, 0, 1)], 1.0))
+        policy.observe(Reading(1, 0, 0, [], 1.0))
     for _ in range(2):
         policy.caught_up(128, 0, 1, 0.125)
-    assert policy.plan([Candidate("a", behind=1024)], 1).catch_up == frozenset("a")
+    assert policy.plan(Candidates(["a"], {"a": 1024}), 1).catch_up == frozenset("a")
     before = policy.allowance
     policy.caught_up(1024, 512, 1, 1.0)
     assert policy.allowance == before - 0.5
-    assert policy.plan([Candidate("a", behind=100_000)], 1).catch_up == frozenset()
+    assert policy.plan(Candidates(["a"], {"a": 100_000}), 1).catch_up == frozenset()
 
 
 # -- costs and survival
@@ -323,7 +325,7 @@ def test_buckets_are_not_searched_where_a_round_is_bound_by_memory():
 
 
 def test_survival_follows_what_is_accepted():
-    survival = Survival(0.9)
+    survival = Survival(0.9, 3)
     assert survival.rates(3) == pytest.approx([0.7] * 3)
     for _ in range(60):
         survival.add(3, 1)
@@ -331,12 +333,12 @@ def test_survival_follows_what_is_accepted():
     first, second, third = survival.rates(3)
     assert first > 0.99 and second < 0.2 and third == pytest.approx(second)
     assert curve([0.5, 0.5]) == [0.5, 0.25]
-    row = Survival(0.9)
+    row = Survival(0.9, 2)
     assert row.rates(2, [0.6, 0.4]) == [0.6, 0.4]
     row.add(1, 0)
     assert row.rates(2, [0.6, 0.4]) == pytest.approx([0.3, 0.4])
     for _ in range(40):
-        row.add(1, 1)
+        row.add(9, 1)
     assert row.rates(2, [0.6, 0.4])[0] > 0.9
 
 
