@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Generator
 from contextlib import AbstractContextManager, nullcontext
@@ -389,24 +390,24 @@ class Engine:
             with self.stats.timed("wait"):
                 flight.event.synchronize()
         n = len(Counts._fields)
-        rows = flight.values[: len(flight.seqs)].tolist()  # a captured round has padding rows behind them
-        counts = [Counts._make(values[:n]) for values in rows]
+        values = flight.values[: len(flight.seqs)].numpy()  # a captured round has padding rows behind them
+        counts = list(map(Counts._make, values[:, :n].tolist()))
         if flight.shape.draft_steps:
             flight.group.wanted = sum([c.num_wanted for c in counts])
         if flight.group.policy:
             self._learn(flight.group.policy, flight, counts)
-        outcomes, ends = Counter[RowOutcome](), []
-        for b, (seq, count, values) in enumerate(zip(flight.seqs, counts, rows, strict=True)):
+        outcomes, ends, now = Counter[RowOutcome](), [], time.perf_counter()
+        for b, (seq, count, emitted) in enumerate(zip(flight.seqs, counts, values[:, n:].tolist(), strict=True)):
             if seq.status is Status.FINISHED or seq.cancelled:
                 self.stats.dropped += count.num_emitted
                 continue
-            token_ids = values[n : n + count.num_emitted]
-            if seq.params.logprobs is not None:
+            token_ids = emitted[: count.num_emitted]
+            if flight.logprobs is not None and seq.params.logprobs is not None:
                 seq.logprobs += reported(flight, b, token_ids)
             if not count.ran:
                 self.stats.stalls += 1
                 continue
-            outcome, end = self._take(seq, count, token_ids)
+            outcome, end = self._take(seq, count, token_ids, now)
             outcomes[outcome] += 1
             if end:
                 ends.append((seq, *end))
@@ -431,7 +432,7 @@ class Engine:
             self.drafter.learn(rows, least)
 
     def _take(
-        self, seq: Sequence, counts: Counts, token_ids: list[int]
+        self, seq: Sequence, counts: Counts, token_ids: list[int], now: float
     ) -> tuple[RowOutcome, tuple[str, Exception | None] | None]:
         """Append what a round emitted for `seq`; with what became of it, why it ends, where it does."""
         if self.draft_model and seq.status is Status.RUNNING:
@@ -443,7 +444,7 @@ class Engine:
             del seq.logprobs[len(seq) - seq.prompt_len :]
         stood, length = counts.num_accepted, len(seq.token_ids)
         outcome = (kept, counts.num_drafts, min(stood, kept), kept <= stood)
-        seq.stats.count(outcome)
+        seq.stats.count(outcome, now)
         if error:
             return outcome, ("error", error)
         if counts.failed:
@@ -457,11 +458,12 @@ class Engine:
 
     def _tell(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool, Exception | None]:
         """How many of the tokens stay, and whether the sequence ends there: at a stop id, or as the listener says."""
-        kept, stopped, stop_ids = len(token_ids), False, seq.stop_ids
-        for i, token in enumerate(token_ids):
-            if token in stop_ids:
-                kept, stopped = i + 1, True
-                break
+        kept, stopped = len(token_ids), False
+        if stop_ids := seq.stop_ids:
+            for i, token in enumerate(token_ids):
+                if token in stop_ids:
+                    kept, stopped = i + 1, True
+                    break
         listener = self.listeners.get(seq)
         if listener is None or not token_ids:
             return kept, stopped, None

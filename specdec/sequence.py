@@ -81,10 +81,9 @@ class RequestStats:
         """Drafts that were verified and not emitted."""
         return self.drafted - self.accepted
 
-    def count(self, outcome: RowOutcome) -> None:
-        """Add one round, of which at least one token was kept."""
+    def count(self, outcome: RowOutcome, now: float) -> None:
+        """Add one round, of which at least one token was kept. now: when it was read."""
         kept, drafted, accepted, cut = outcome
-        now = time.perf_counter()
         if self.first_token_s is None:
             self.first_token_s, self.first_round_tokens = now, kept
         self.last_token_s = now

@@ -52,7 +52,6 @@ class LookupDrafter:
         least = self._least(len(tokens), tokens.device)
         return Draft(tokens, torch.minimum(counts, (scores >= least).sum(1)), scores=scores)
 
-    @torch.inference_mode()
     def learn(self, batch: int, least: float) -> None:
         """Draft from now on where survival is at least `least` in rounds of `batch` rows, within reason.
 
@@ -67,7 +66,8 @@ class LookupDrafter:
             known = usual if self._learnt is None else self._learnt
             if not 0.8 < token_cost / known < 1.25:
                 self._learnt = token_cost
-                cost.fill_(token_cost)  # in place: a captured round reads it there
+                with torch.inference_mode():
+                    cost.fill_(token_cost)  # in place: a captured round reads it there
 
     def _least(self, batch: int, device: torch.device) -> Tensor:
         """[] the survival from which on a draft pays."""
