@@ -15,9 +15,10 @@ MOST_TOKENS = 16
 """Tokens that one call takes. Libraries have good kernels for more."""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """x [T, in] @ weight [out, in].T + bias [out], for T from 1 to 16: [T, out] in x's dtype, summed in fp32.
 
+    `residual` [T, out] is added to that, rounded as it is: bit for bit `linear(x, weight, bias) + residual`.
     The last dimension of every tensor must be contiguous. Raises ValueError for tensors that don't fit.
     """
     check("x", x, (None, None), FLOATS, unit_stride=True)
@@ -27,29 +28,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     check("weight", weight, (None, width), (x.dtype,), x.device, unit_stride=True)
     if bias is not None:
         check("bias", bias, (weight.shape[0],), (x.dtype,), x.device, unit_stride=True)
+    if residual is not None:
+        check("residual", residual, (tokens, weight.shape[0]), (x.dtype,), x.device, unit_stride=True)
     if not use_triton(x):
-        return reference.linear(x, weight, bias)
+        return reference.linear(x, weight, bias, residual)
     out = x.new_empty(tokens, weight.shape[0])
     if out.numel():
         with on_device(x):
-            _one(x, weight, bias, out) if tokens == 1 else _few(x, weight, bias, out)
+            _one(x, weight, bias, residual, out) if tokens == 1 else _few(x, weight, bias, residual, out)
     return out
 
 
-def _one(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _one(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     rows, width = weight.shape
-    block = min(triton.next_power_of_2(width), 1024)
+    block = min(max(triton.next_power_of_2(width), 2), 1024)  # a single product would fuse with the sum of the residual
     one_kernel[(triton.cdiv(rows, 4),)](
-        x, weight, bias, out, rows, width, weight.stride(0), ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4,
-        **dependent(x),
+        x, weight, bias, residual, out, rows, width, weight.stride(0),
+        ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4, **dependent(x),
     )  # fmt: skip
 
 
-def _few(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _few(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     rows, width = weight.shape
     block_rows, block, stages, warps = _tile(rows, width, x.element_size())
     few_kernel[(triton.cdiv(rows, block_rows),)](
-        x, weight, bias, out, len(x), rows, width, x.stride(0), weight.stride(0),
+        x, weight, bias, residual, out, len(x), rows, width,
+        x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0),
         TOKENS=8 if len(x) <= 8 else 16, ROWS=block_rows, BLOCK=block, EVEN=width % block == 0, STAGES=stages,
         num_warps=warps, **dependent(x),
     )  # fmt: skip
@@ -75,7 +79,7 @@ def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]
 
 @triton.jit
 def one_kernel(
-    x, weight, bias, out, rows, width, stride_w,
+    x, weight, bias, residual, out, rows, width, stride_w,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program for ROWS outputs of a single token: too few products for tensor cores to be worth their layout."""
@@ -84,6 +88,8 @@ def one_kernel(
     w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w + k
     w = _load(w_tile, k < width, EVEN)
     wait(DEPENDENT)
+    if residual is not None:
+        added = tl.load(residual + n, mask=n < rows, other=0.0).to(tl.float32)  # on its way while the sums are made
     sums = w.to(tl.float32) * _load(x + k, k < width, EVEN).to(tl.float32)
     for start in range(BLOCK, width, BLOCK):
         within = k < width - start
@@ -91,12 +97,14 @@ def one_kernel(
     y = tl.sum(sums, 1)
     if bias is not None:
         y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
+    if residual is not None:
+        y = y.to(out.dtype.element_ty).to(tl.float32) + added
     tl.store(out + n, y, mask=n < rows)
 
 
 @triton.jit
 def few_kernel(
-    x, weight, bias, out, tokens, rows, width, stride_x, stride_w,
+    x, weight, bias, residual, out, tokens, rows, width, stride_x, stride_w, stride_r,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -116,7 +124,11 @@ def few_kernel(
         sums = tl.dot(w, a, sums, input_precision="ieee")
     if bias is not None:
         sums += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
-    tl.store(out + t * rows + n, sums, mask=(t < tokens) & (n < rows))
+    within = (t < tokens) & (n < rows)
+    if residual is not None:
+        sums = sums.to(out.dtype.element_ty).to(tl.float32)
+        sums += tl.load(residual + t * stride_r + n, mask=within, other=0.0).to(tl.float32)
+    tl.store(out + t * rows + n, sums, mask=within)
 
 
 @triton.jit

@@ -14,10 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from specdec.model import attention
+from specdec.model.residual import ResidualSums
 
-_OPTIONS = {"combo_kernels": True, "triton.enable_pdl": True}
-"""Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k; and
-kernels that start while the one before them ends, where the device can (see kernels/dependent.py)."""
+_OPTIONS = {"combo_kernels": True, "triton.enable_pdl": True, "post_grad_custom_pre_pass": ResidualSums()}
+"""Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k;
+kernels that start while the one before them ends, where the device can (see kernels/dependent.py); and a pass of our own."""
 
 _SHAPES = 128
 """Compiled shapes that one layer class may have; dynamo gives up on a function after eight by default."""

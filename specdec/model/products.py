@@ -37,12 +37,12 @@ MOST_DEEP = 32
 
 _HALF = (torch.bfloat16, torch.float16)
 
-_few_op = custom_op("specdec::linear", kernels.linear, mutates_args=())
+few_op = custom_op("specdec::linear", kernels.linear, mutates_args=())
 """One opaque operation to the compiler."""
 
 
-@_few_op.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@few_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] @ weight [out, in].T + bias: `torch.nn.functional.linear`, faster for few tokens."""
     tokens = x.numel() // x.shape[-1]
     if x.is_cuda and x.dtype in _HALF and 0 < tokens <= MOST_TOKENS:
-        return _few_op(x.reshape(tokens, -1), weight, bias).view(*x.shape[:-1], -1)
+        return few_op(x.reshape(tokens, -1), weight, bias).view(*x.shape[:-1], -1)
     if x.is_cuda or x.dtype != torch.float32 or torch.compiler.is_compiling() or not 0 < tokens <= WIDTHS[-1]:
         return F.linear(x, weight, bias)
     return _weight_first(x, weight, bias, tokens)
