@@ -1,65 +1,87 @@
 """Which captured round runs a round: of those that hold it the smallest. Host only.
 
 A capture stops all rows for seconds where the layers must be compiled for its tokens, as long as thousands of rounds of a
-small model. So a new one is made only where none that there is holds the round, or where rounds have come again and again
-that ran in one far too wide: those of a batch that drains come a few times, those of a service go on.
+small model. So a new one is made only where none that there is will do, or where others have cost about as much as it would:
+whoever pays so, before he knows what is to come, pays at most twice what was needed (the ski rental problem).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from specdec.round import RoundShape
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
-PATIENCE = 32
-"""Rounds that run far too wide before a capture of their own."""
-
 Captured = tuple[int, RoundShape]
 """The rows that a graph has, and its shape, whose tokens count padding rows and their drafts."""
 
 
 class Buckets:
-    """Chooses among what was captured; `add` says what was."""
+    """Chooses among what was captured; `add` says what was.
+
+    price: seconds that a capture takes, the mean of those that were made.
+    """
 
     def __init__(self) -> None:
+        self.price = 0.0
         self._captured: list[Captured] = []
-        self._chosen: dict[Captured, tuple[Captured, Captured]] = {}
-        self._waited: Counter[Captured] = Counter()
+        self._chosen: dict[tuple[int, RoundShape, bool], tuple[Captured, Captured]] = {}
+        self._lost: defaultdict[Captured, float] = defaultdict(float)
+        self._eager = False
 
-    def choose(self, rows: int, shape: RoundShape) -> Captured:
+    def choose(self, rows: int, shape: RoundShape, seconds: float = 0.0, elastic: bool = False) -> Captured:
         """What is to run a round of `rows` rows, and to be captured first if it was not. The drafts that `shape.tokens` has
-        room for are what exceeds the rows.
+        room for are what exceeds the rows. seconds: what a round takes at present; elastic: one with less room for drafts
+        will do.
         """
-        wish = rows, shape
+        if self._eager:
+            return _own(rows, shape)
+        wish = rows, shape, elastic
         if wish not in self._chosen:
-            self._chosen[wish] = self._find(rows, shape)
-        found, wanted = self._chosen[wish]
-        if found is wanted:
+            self._chosen[wish] = self._find(*wish)
+        found, own = self._chosen[wish]
+        if found == own:
             return found
-        self._waited[wanted] += 1
-        return wanted if self._waited[wanted] > PATIENCE else found
+        few, many = sorted((_tokens(found[1]), _tokens(own[1])))
+        self._lost[own] += seconds * (1 - few / many)
+        return own if self._lost[own] > self.price else found
 
-    def add(self, captured: Captured) -> None:
+    def add(self, captured: Captured, seconds: float = 0.0) -> None:
+        """seconds: that the capture took."""
         self._captured.append(captured)
+        self.price += (seconds - self.price) / len(self._captured)
         self._chosen.clear()
 
-    def _find(self, rows: int, shape: RoundShape) -> tuple[Captured, Captured]:
-        """The smallest that holds the round, and what should hold it: the same where the former is not far too wide."""
-        drafts, anywhere = (shape.tokens or rows) - rows, replace(shape, tokens=None)
-        own = _own(rows, drafts, shape)
-        holding = [
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Within it every round gets a capture of its own: while nobody waits, to have them later."""
+        self._eager = True
+        try:
+            yield
+        finally:
+            self._eager = False
+
+    def _find(self, rows: int, shape: RoundShape, elastic: bool) -> tuple[Captured, Captured]:
+        """The smallest that holds the round, else the widest that will do, else its own; and its own."""
+        own, drafts, anywhere = _own(rows, shape), _tokens(shape) - rows, replace(shape, tokens=None)
+        able = [
             (bucket, held)
             for bucket, held in self._captured
-            if bucket >= rows and _tokens(held) - rows >= drafts and replace(held, tokens=None) == anywhere
+            if bucket >= rows and replace(held, tokens=None) == anywhere
         ]
-        if not holding:
-            return own, own
-        found = min(holding, key=lambda captured: (_tokens(captured[1]), captured[0]))
-        near = found[0] <= 2 * own[0] and _tokens(found[1]) <= 2 * _tokens(own[1])
-        return found, found if near else own
+        holding = [(bucket, held) for bucket, held in able if _tokens(held) - rows >= drafts]
+        if holding:
+            return min(holding, key=_size), own
+        narrow = [(bucket, held) for bucket, held in able if _tokens(held) >= 2 * rows] if elastic else []
+        return max(narrow, key=_size, default=own), own
+
+
+def _size(captured: Captured) -> tuple[int, int]:
+    return _tokens(captured[1]), captured[0]
 
 
 def _tokens(shape: RoundShape) -> int:
@@ -67,9 +89,9 @@ def _tokens(shape: RoundShape) -> int:
     return shape.tokens
 
 
-def _own(rows: int, drafts: int, shape: RoundShape) -> Captured:
+def _own(rows: int, shape: RoundShape) -> Captured:
     """The bucket made for such rounds: the drafts of a row rounded up to 0, 1, 2, 4, ..., so that graphs stay few."""
-    bucket, per_row = row_bucket(rows), rounded_up(-(-drafts // rows))
+    bucket, per_row = row_bucket(rows), rounded_up(-(-(_tokens(shape) - rows) // rows))
     return bucket, replace(shape, tokens=bucket * (1 + min(per_row, shape.draft_steps)))
 
 

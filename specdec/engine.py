@@ -160,7 +160,7 @@ class Engine:
         while self.flights and self.flights[0].step <= self._steps - lag:
             self._read(self.flights.pop(0))
         if DEBUG:
-            self.check()
+            self.scheduler.check()
 
     def take_in(self) -> None:
         """Give waiting sequences rows and run the next chunks of prompts."""
@@ -182,16 +182,16 @@ class Engine:
                 self._finish(seq, "cancelled")
 
     def _slots(self) -> dict[Sequence, int]:
-        """Slots that each running row needs for its next round, at most: unread rounds may have emitted all they could."""
+        """Slots that each running row needs for its next round, at most: unread rounds may have emitted all they can."""
         unread = [(f.members, f.shape.draft_steps + 1) for f in self.flights]
-        slots = {}
+        slots: dict[Sequence, int] = {}
         for group in self._parts():
-            for seq in group.seqs:
-                needed = len(seq.token_ids) + group.drafts.get(seq, 0)
-                for members, most in unread:
-                    if seq in members:
-                        needed += most
-                slots[seq] = needed
+            drafts, members = group.drafts, group.members
+            all_rows = sum([most for those, most in unread if those is members])
+            slots |= {seq: len(seq.token_ids) + all_rows + drafts.get(seq, 0) for seq in group.seqs}
+            for those, most in unread:
+                for seq in () if those is members else those & members:
+                    slots[seq] += most
         return slots
 
     def _fixed_k(self, seq: Sequence) -> int:
@@ -334,7 +334,7 @@ class Engine:
         while rounds:
             rounds = [launch for launch in rounds if next(launch, "over") != "over"]
         launched = [f for f in self.flights if f.step == self._steps]
-        seconds = self._laps.lap(self.stats.seconds["wait"] + self.stats.seconds["prompts"])
+        seconds = self._laps.lap(self.stats.aside)
         for flight in launched if ahead else ():
             flight.host_s = seconds / len(launched)
 
@@ -354,8 +354,9 @@ class Engine:
         fair = self.graphs is None or self.graphs.captures == captures
         self.stats.rounds += 1
         values, scores, event = self._post.send(result)
-        flight = Flight(self._steps, group, values, event, seqs, members, shape, plan, drafts, took, fair, scores)
-        self.flights.append(flight)
+        self.flights.append(
+            Flight(self._steps, group, values, event, seqs, members, shape, plan, drafts, took, fair, scores)
+        )
 
     def _stages(self, rows: list[int], shape: RoundShape, took: Stopwatch | None) -> Generator[None, None, RoundResult]:
         if not self.round.needs_host(shape) and self.graphs:
@@ -420,9 +421,10 @@ class Engine:
         """Tell the group's policy what the round brought and took, and both what catching up took before it."""
         while self._catch_ups and self._catch_ups[0].took.done:
             done = self._catch_ups.pop(0)
+            seconds = done.took.read()
             for group in self.groups:
                 running = done.running if group is done.group else 0
-                group.policy.caught_up(done.tokens, running, done.batch, done.took.seconds)
+                group.policy.caught_up(done.tokens, running, done.batch, seconds)
         policy.observe(reading(flight, counts))
         rows = len(flight.seqs)
         least = policy.least(rows)
@@ -490,17 +492,3 @@ class Engine:
                 listener.finished(seq)
             except Exception as failure:
                 advise(f"a listener failed at the end of its sequence: {told(failure)}")
-
-    # -- invariants (design section 6)
-
-    def check(self) -> None:
-        """Assert what must hold between steps; raises AssertionError naming what is broken."""
-        seqs = self.scheduler.sequences
-        self.pool.allocator.check([seq.table.blocks for seq in seqs])
-        for seq in seqs:
-            assert seq.target_len <= len(seq) - 1 + (seq.status is Status.RUNNING), "the newest token has KV"
-            assert self.scheduler.placed[seq.row] is seq, f"row {seq.row} is not its sequence's"
-            for block in seq.table.blocks[seq.num_published :]:
-                assert self.pool.allocator.ref_count(block) == 1 or seq.status is Status.EXTENDING, "a shared tail"
-        for seq in self.scheduler.waiting:
-            assert seq.table is None and seq.row is None, "a waiting sequence owns blocks"

@@ -116,6 +116,6 @@ def reading(flight: Flight, counts: list[Counts]) -> Reading:
             for seq, c in zip(flight.seqs, counts, strict=True)
             if c.num_drafts and c.ran and seq.status is not Status.FINISHED and seq.params.k != 0
         ],
-        seconds=max(flight.took.seconds, flight.host_s) if flight.took and flight.fair else None,
+        seconds=max(flight.took.read(), flight.host_s) if flight.took and flight.fair else None,
         mixed=any(seq.params.k for seq in flight.drafts),
     )

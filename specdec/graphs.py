@@ -13,10 +13,15 @@ from torch import Tensor
 
 from specdec.advice import advise
 from specdec.buckets import Buckets
+from specdec.draft import LookupDrafter
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.rows import upload
+from specdec.stopwatch import Laps
 
 T = TypeVar("T")
+
+_LONGEST = 0.25
+"""Seconds; what is longer was no round but a pause between requests."""
 
 
 @dataclass(slots=True)
@@ -48,13 +53,17 @@ class RoundGraphs:
         self.captures = 0
         self._graphs: dict[tuple[int, RoundShape], _Captured | None] = {}
         self.buckets = Buckets()
+        self._laps = Laps()
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
         """One round of `rows`. `shape.tokens` counts from the bucket's rows on: drafts are what exceeds len(rows)."""
-        key = bucket, shape = self.buckets.choose(len(rows), shape)
+        elastic = isinstance(self.round.drafter, LookupDrafter)  # it had rather less room than wait for a capture
+        key = bucket, shape = self.buckets.choose(len(rows), shape, min(self._laps.lap(), _LONGEST), elastic)
         if key not in self._graphs:
             self._graphs[key] = self._capture(bucket, shape)
+            if self._graphs[key]:
+                self.buckets.add(key, self._laps.lap())
         captured = self._graphs[key]
         if captured is not None:
             return captured.replay(rows)
@@ -74,7 +83,6 @@ class RoundGraphs:
             # What compiling leaves behind is looked through once, now, and not in the middle of a later round: a full
             # collection stops the host for as long as hundreds of rounds of a small model.
             gc.collect()
-        self.buckets.add((bucket, shape))
         return _Captured(graph, index, result, [])
 
 

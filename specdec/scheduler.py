@@ -259,13 +259,12 @@ class Scheduler:
 
         If a row lacks a slot for its newest known token, drafts give way first, then the youngest sequence.
         """
-        for seq in self.running:
+        size = self.pool.block_size
+        short = [seq for seq in self.running if slots.get(seq, 0) > len(seq.table.blocks) * size]  # few, in most rounds
+        for seq in short:
             if seq.row is None:
                 continue  # preempted by an older one in this very loop
-            wanted = slots.get(seq) or len(seq)
-            if wanted <= seq.table.num_slots:
-                continue  # the common case of a round
-            wanted = min(wanted, seq.limit - 1)
+            wanted = min(slots[seq], seq.limit - 1)
             held = len(seq.table.blocks)
             if seq.table.grow_upto(wanted):
                 self.rows.set_table(seq.row, seq.table.blocks, unchanged=held)
@@ -310,3 +309,17 @@ class Scheduler:
         self.resting.discard(seq)
         seq.row = seq.table = None
         seq.target_len = seq.drafter_len = seq.num_published = seq.num_complete = 0
+
+    # -- invariants (design section 6)
+
+    def check(self) -> None:
+        """Assert what must hold between steps; raises AssertionError naming what is broken."""
+        seqs, allocator = self.sequences, self.pool.allocator
+        allocator.check([seq.table.blocks for seq in seqs])
+        for seq in seqs:
+            assert seq.target_len <= len(seq) - 1 + (seq.status is Status.RUNNING), "the newest token has KV"
+            assert self.placed[seq.row] is seq, f"row {seq.row} is not its sequence's"
+            for block in seq.table.blocks[seq.num_published :]:
+                assert allocator.ref_count(block) == 1 or seq.status is Status.EXTENDING, "a shared tail"
+        for seq in self.waiting:
+            assert seq.table is None and seq.row is None, "a waiting sequence owns blocks"

@@ -45,6 +45,11 @@ class EngineStats:
         finally:
             self.seconds[part] += time.perf_counter() - start
 
+    @property
+    def aside(self) -> float:
+        """Seconds that are not the host's own work for rounds: waiting for the device, and prompts."""
+        return self.seconds["wait"] + self.seconds["prompts"]
+
     def count(self, outcomes: Counter[RowOutcome]) -> None:
         """Add what became of the rows of a round, of which most are alike."""
         for (kept, drafted, accepted, cut), times in outcomes.items():

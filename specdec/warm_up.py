@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -45,8 +47,8 @@ def warm_up(engine: Engine, rows: list[int], kinds: list[SamplingParams]) -> Non
     """
     if not engine.idle:
         raise RuntimeError("warm_up: requests are running; warm up before the first one")
-    for n in rows:
-        for kind in kinds:
+    with engine.graphs.buckets.eagerly() if engine.graphs else nullcontext():
+        for n, kind in product(rows, kinds):
             for steps, bucket in _shapes(engine, n):
                 _decode(engine, _sequences(engine, n, steps, n * bucket, kind))
             _capture_buckets(engine, n, kind)

@@ -308,7 +308,7 @@ def finish(engine: Engine, steps: int = 2000) -> None:
         if engine.idle:
             break
         engine.step()
-        engine.check()
+        engine.scheduler.check()
     assert engine.idle, "no progress"
     assert engine.pool.allocator.num_free == engine.pool.num_blocks, "blocks are owned though nothing runs"
 
@@ -321,7 +321,7 @@ def disturbed_step(engine: Engine, rng: random.Random, odds: float) -> None:
     if running and rng.random() < odds:
         engine.scheduler.preempt(rng.choice(running))
     engine.step()
-    engine.check()
+    engine.scheduler.check()
 
 
 def assert_plain_until_cancelled(request: Request) -> None:

@@ -143,7 +143,7 @@ class Watch:
         """To be called between steps. Published, complete blocks hold what a forward without a cache gives, for ever."""
         if self.error:
             raise self.error
-        self.engine.check()
+        self.engine.scheduler.check()
         for seq in self.full:
             self._check_sequence(seq)
             for i, key in enumerate(seq.keys):

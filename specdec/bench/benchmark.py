@@ -62,7 +62,7 @@ class Benchmark:
     def run(self) -> Document:
         """Measure everything. An interrupt ends it: what was measured until then is in the document, which says so."""
         s = self.settings
-        points = [self._point(*p) for p in product(self.inputs.workloads, s.batch, s.temperatures)]
+        points = [self._point(*p) for p in product(self.inputs.workloads, sorted(s.batch), s.temperatures)]
         self._total = sum(self._work(point) for point in points)
         try:
             for point in points:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from statistics import median_low
@@ -90,6 +91,7 @@ class Costs:
         return max(0.0, self._medians[key] / plain - 1)
 
 
+@functools.lru_cache(4096)
 def _key(rows: int, steps: int, drafts: int) -> Key:
     return int(_rounded(rows)), steps, _rounded(drafts / rows)
 
