@@ -16,6 +16,9 @@ from specdec.round import RoundShape
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
+FREE = 16
+"""Tokens that take hardly longer than two, since products read their weights once (kernels/linear.py)."""
+
 Captured = tuple[int, RoundShape]
 """The rows that a graph has, and its shape, whose tokens count padding rows and their drafts."""
 
@@ -39,7 +42,7 @@ class Buckets:
         will do.
         """
         if self._eager:
-            return _own(rows, shape)
+            return _own(rows, shape, elastic)
         wish = rows, shape, elastic
         if wish not in self._chosen:
             self._chosen[wish] = self._find(*wish)
@@ -67,7 +70,7 @@ class Buckets:
 
     def _find(self, rows: int, shape: RoundShape, elastic: bool) -> tuple[Captured, Captured]:
         """The smallest that holds the round, else the widest that will do, else its own; and its own."""
-        own, drafts, anywhere = _own(rows, shape), _tokens(shape) - rows, replace(shape, tokens=None)
+        own, drafts, anywhere = _own(rows, shape, elastic), _tokens(shape) - rows, replace(shape, tokens=None)
         able = [
             (bucket, held)
             for bucket, held in self._captured
@@ -89,9 +92,13 @@ def _tokens(shape: RoundShape) -> int:
     return shape.tokens
 
 
-def _own(rows: int, shape: RoundShape) -> Captured:
-    """The bucket made for such rounds: the drafts of a row rounded up to 0, 1, 2, 4, ..., so that graphs stay few."""
+def _own(rows: int, shape: RoundShape, elastic: bool) -> Captured:
+    """The bucket made for such rounds: the drafts of a row rounded up to 0, 1, 2, 4, ..., so that graphs stay few; elastic
+    ones get at once what is free.
+    """
     bucket, per_row = row_bucket(rows), rounded_up(-(-(_tokens(shape) - rows) // rows))
+    if elastic and per_row:
+        per_row = max(per_row, FREE // bucket - 1)
     return bucket, replace(shape, tokens=bucket * (1 + min(per_row, shape.draft_steps)))
 
 

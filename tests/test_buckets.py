@@ -78,6 +78,13 @@ def test_a_drafter_that_needs_no_room_takes_what_there_is():
     assert buckets.choose(8, drafting(8, 60), 0.5) == (8, drafting(8, 64)), "not elastic"
 
 
+def test_few_rows_get_all_the_room_that_is_free():
+    assert Buckets().choose(1, drafting(1, 1, steps=15), elastic=True) == (1, drafting(1, 15, steps=15))
+    assert Buckets().choose(3, drafting(3, 2), elastic=True) == (4, drafting(4, 12))
+    assert Buckets().choose(3, drafting(3, 0), elastic=True) == (4, drafting(4, 0)), "without drafts it needs none"
+    assert Buckets().choose(1, drafting(1, 1, steps=15)) == (1, drafting(1, 1, steps=15))
+
+
 def test_eagerly_each_gets_its_own():
     buckets = Buckets()
     buckets.add((96, plain(96)), seconds=2.0)
