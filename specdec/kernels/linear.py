@@ -88,9 +88,6 @@ def one_kernel(
     w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w + k
     w = _load(w_tile, k < width, EVEN)
     wait(DEPENDENT)
-    if residual is not None:
-        # On its way while the sums are made; converted here, its arrival would be waited for before they begin.
-        added = tl.load(residual + n, mask=n < rows, other=0.0)
     sums = w.to(tl.float32) * _load(x + k, k < width, EVEN).to(tl.float32)
     for start in range(BLOCK, width, BLOCK):
         within = k < width - start
@@ -99,7 +96,7 @@ def one_kernel(
     if bias is not None:
         y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
     if residual is not None:
-        y = y.to(out.dtype.element_ty).to(tl.float32) + added.to(tl.float32)
+        y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + n, mask=n < rows, other=0.0).to(tl.float32)
     tl.store(out + n, y, mask=n < rows)
 
 
