@@ -30,7 +30,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
         check("bias", bias, (weight.shape[0],), (x.dtype,), x.device, unit_stride=True)
     if residual is not None:
         check("residual", residual, (tokens, weight.shape[0]), (x.dtype,), x.device, unit_stride=True)
-    if not use_triton(x):
+    if not use_triton(x) or width == 1:  # one product and the residual would be fused, and rounded once
         return reference.linear(x, weight, bias, residual)
     out = x.new_empty(tokens, weight.shape[0])
     if out.numel():
@@ -41,7 +41,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
 
 def _one(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     rows, width = weight.shape
-    block = min(max(triton.next_power_of_2(width), 2), 1024)  # a single product would fuse with the sum of the residual
+    block = min(triton.next_power_of_2(width), 1024)
     one_kernel[(triton.cdiv(rows, 4),)](
         x, weight, bias, residual, out, rows, width, weight.stride(0),
         ROWS=4, BLOCK=block, EVEN=width % block == 0, num_warps=4, **dependent(x),
