@@ -43,16 +43,23 @@ class Acceptance:
     @property
     def conditional(self) -> list[float]:
         """Of the drafts that were tested, the share that stood, by place."""
-        return [a / t if t else 0.0 for a, t in zip(self.accepted, self.tested, strict=True)]
+        now = self._now()
+        return [a / t if t else 0.0 for a, t in zip(now.accepted, now.tested, strict=True)]
 
     @property
     def unconditional(self) -> list[float]:
         """Of all drafts, the share that stood, by place."""
-        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=True)]
+        now = self._now()
+        return [a / d if d else 0.0 for a, d in zip(now.accepted, now.drafted, strict=True)]
+
+    def _now(self) -> Acceptance:
+        """A copy, made in one go: another thread may be counting."""
+        return Acceptance(Counter(dict(self.rounds)))
 
     def _by_place(self, upto: Callable[[int, int, bool], int]) -> list[int]:
-        counts = [0] * max((drafted for drafted, _, _ in self.rounds), default=0)
-        for outcome, times in self.rounds.items():
+        rounds = self._now().rounds
+        counts = [0] * max((drafted for drafted, _, _ in rounds), default=0)
+        for outcome, times in rounds.items():
             for i in range(upto(*outcome)):
                 counts[i] += times
         return counts

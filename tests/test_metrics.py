@@ -1,5 +1,7 @@
 """Counts by place, and the text that Prometheus reads."""
 
+import threading
+
 import pytest
 from support import Request, engine, params, run
 
@@ -17,6 +19,18 @@ def test_rates_by_place():
     assert places.unconditional == [3 / 4, 1 / 4, 1 / 3]
     assert places.conditional == [3 / 4, 1 / 2, 1.0]
     assert Acceptance().conditional == []
+
+
+def test_places_can_be_read_while_rounds_are_counted():
+    """It ends when the counting does, whichever thread runs when; a dict that grows while it is read raises RuntimeError."""
+    places = Acceptance()
+    outcomes = [(drafted, accepted, False) for drafted in range(1, 120) for accepted in range(drafted + 1)]
+    counting = threading.Thread(target=lambda: [places.count(*outcome) for outcome in outcomes])
+    counting.start()
+    while counting.is_alive():
+        assert len(places.conditional) <= 119 and len(places.unconditional) <= 119
+    counting.join()
+    assert places.drafted[0] == len(outcomes)
 
 
 def parsed(text):
