@@ -46,12 +46,12 @@ class Buckets:
         wish = rows, shape, elastic
         if wish not in self._chosen:
             self._chosen[wish] = self._find(*wish)
-        found, own = self._chosen[wish]
-        if found == own:
+        found, better = self._chosen[wish]
+        if found is better:
             return found
-        few, many = sorted((_tokens(found[1]), _tokens(own[1])))
-        self._lost[own] += seconds * (1 - few / many)
-        return own if self._lost[own] > self.price else found
+        few, many = sorted((_tokens(found[1]), _tokens(better[1])))
+        self._lost[better] += seconds * (1 - few / many)
+        return better if self._lost[better] > self.price else found
 
     def add(self, captured: Captured, seconds: float = 0.0) -> None:
         """seconds: that the capture took."""
@@ -69,7 +69,7 @@ class Buckets:
             self._eager = False
 
     def _find(self, rows: int, shape: RoundShape, elastic: bool) -> tuple[Captured, Captured]:
-        """The smallest that holds the round, else the widest that will do, else its own; and its own."""
+        """The smallest that holds the round, else the widest that will do, else its own; and what would be better, if any."""
         own, drafts, anywhere = _own(rows, shape, elastic), _tokens(shape) - rows, replace(shape, tokens=None)
         able = [
             (bucket, held)
@@ -78,7 +78,8 @@ class Buckets:
         ]
         holding = [(bucket, held) for bucket, held in able if _tokens(held) - rows >= drafts]
         if holding:
-            return min(holding, key=_size), own
+            found = min(holding, key=_size)
+            return found, found if _tokens(found[1]) <= _tokens(own[1]) else own
         narrow = [(bucket, held) for bucket, held in able if _tokens(held) >= 2 * rows] if elastic else []
         return max(narrow, key=_size, default=own), own
 

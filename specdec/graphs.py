@@ -13,7 +13,6 @@ from torch import Tensor
 
 from specdec.advice import advise
 from specdec.buckets import Buckets
-from specdec.draft import LookupDrafter
 from specdec.round import Round, RoundResult, RoundShape
 from specdec.rows import upload
 from specdec.stopwatch import Laps
@@ -58,8 +57,8 @@ class RoundGraphs:
 
     def run(self, rows: list[int], shape: RoundShape) -> RoundResult:
         """One round of `rows`. `shape.tokens` counts from the bucket's rows on: drafts are what exceeds len(rows)."""
-        elastic = isinstance(self.round.drafter, LookupDrafter)  # it had rather less room than wait for a capture
-        key = bucket, shape = self.buckets.choose(len(rows), shape, min(self._laps.lap(), _LONGEST), elastic)
+        seconds = min(self._laps.lap(), _LONGEST)
+        key = bucket, shape = self.buckets.choose(len(rows), shape, seconds, self.round.elastic)
         if key not in self._graphs:
             self._graphs[key] = self._capture(bucket, shape)
             if self._graphs[key]:

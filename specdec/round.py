@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.aside import Aside
 from specdec.distribution import log_weights
-from specdec.draft import Draft, Drafter, DraftRows, as_draft
+from specdec.draft import Draft, Drafter, DraftRows, LookupDrafter, as_draft
 from specdec.kernels import Sampling
 from specdec.kernels import round as kernels
 from specdec.kernels.adjust import tally
@@ -93,6 +93,11 @@ class Round:
         self.rows, self.target, self.drafter, self.verifier = rows, target, drafter, verifier
         self.processing: Processing | None = None
         self._aside = Aside(rows.device)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether rounds had rather have less room for drafts than wait for a capture: look-up's cost nothing to leave out."""
+        return isinstance(self.drafter, LookupDrafter)
 
     def drafts_on_host(self, shape: RoundShape) -> bool:
         """Whether the drafter is Python that may look at its rows, and is asked."""

@@ -67,6 +67,13 @@ def test_another_one_is_borne_until_it_has_cost_what_a_capture_does():
     )
 
 
+def test_what_is_no_wider_than_its_own_is_borne_for_good():
+    """25 drafts of 20 rows: 72 tokens in a bucket of their own, and 64 in one that is there."""
+    buckets = Buckets()
+    buckets.add((32, drafting(32, 32)), seconds=0.1)
+    assert all(buckets.choose(20, drafting(20, 25), 1.0) == (32, drafting(32, 32)) for _ in range(9))
+
+
 def test_a_drafter_that_needs_no_room_takes_what_there_is():
     """For as long as it loses less by that than a capture takes; where there is no room at all it gets some."""
     buckets = Buckets()

@@ -108,7 +108,7 @@ class StepByStep:
         self.captures += 1
         bucket = len(rows)
         if self.buckets:
-            bucket, shape = self.buckets.choose(len(rows), shape)
+            bucket, shape = self.buckets.choose(len(rows), shape, elastic=self.round.elastic)
         return self.round.run(padded(rows, bucket).to(self.round.rows.device), shape)
 
 

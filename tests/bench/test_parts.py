@@ -233,7 +233,9 @@ def test_rounds_step_by_step_have_the_sizes_of_graphs(rows: int) -> None:
     """Of other sizes layers would be compiled anew, seconds for each, and what is split would not be what was measured."""
     ran: list[tuple[list[int], RoundShape]] = []
     on_cpu = SimpleNamespace(device=torch.device("cpu"))
-    round_: Any = SimpleNamespace(rows=on_cpu, run=lambda index, shape: ran.append((index.tolist(), shape)))
+    round_: Any = SimpleNamespace(
+        elastic=False, rows=on_cpu, run=lambda index, shape: ran.append((index.tolist(), shape))
+    )
     buckets = Buckets()
     for per_row in (0, 1, 3, 16):
         shape = RoundShape(15, rows * (1 + per_row), noise=False, filters=False)
