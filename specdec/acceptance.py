@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Rounds with drafts by what became of them, and counts of these by place, entry i of the (i + 1)-th draft of a row.
-    docs/metrics.md defines what is made of them.
+    """Counts over rounds, entry i of the (i + 1)-th draft of a row. docs/metrics.md defines what is made of them.
 
-    rounds: by (drafts, those of them that were emitted, whether the output was cut there). It is all that a round changes:
-    what the places add up to is asked for once, where rounds come by the thousand.
+    Another thread may read them while rounds are counted: the last of them to grow is `accepted`.
+
+    drafted: there was such a draft; tested: and all before it stood; accepted: and it stood too, and was emitted.
     """
 
-    rounds: Counter[tuple[int, int, bool]] = field(default_factory=Counter)
+    drafted: list[int] = field(default_factory=list)
+    tested: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
 
     def count(self, drafted: int, accepted: int, cut: bool = False, times: int = 1) -> None:
         """Add a row's round with so many drafts, of which the first `accepted` were emitted, and the next one did not
         stand, unless the output was `cut` there: it ended, and nothing is known of that draft. times: such rounds.
         """
-        if drafted:
-            self.rounds[drafted, accepted, cut] += times
-
-    @property
-    def drafted(self) -> list[int]:
-        """Rounds that had such a draft."""
-        return self._by_place(lambda drafted, accepted, cut: drafted)
-
-    @property
-    def tested(self) -> list[int]:
-        """Those of them in which all drafts before it stood."""
-        return self._by_place(lambda drafted, accepted, cut: min(accepted + (not cut), drafted))
-
-    @property
-    def accepted(self) -> list[int]:
-        """Those in which it stood too, and was emitted."""
-        return self._by_place(lambda drafted, accepted, cut: accepted)
+        if not drafted:
+            return
+        tested = min(accepted + (not cut), drafted)
+        missing = drafted - len(self.accepted)
+        if missing > 0:
+            self.drafted += [0] * missing
+            self.tested += [0] * missing
+            self.accepted += [0] * missing
+        for i in range(drafted):
+            self.drafted[i] += times
+            if i < tested:
+                self.tested[i] += times
+            if i < accepted:
+                self.accepted[i] += times
 
     @property
     def conditional(self) -> list[float]:
         """Of the drafts that were tested, the share that stood, by place."""
-        now = self._now()
-        return [a / t if t else 0.0 for a, t in zip(now.accepted, now.tested, strict=True)]
+        return [a / t if t else 0.0 for a, t in zip(self.accepted, self.tested, strict=False)]
 
     @property
     def unconditional(self) -> list[float]:
         """Of all drafts, the share that stood, by place."""
-        now = self._now()
-        return [a / d if d else 0.0 for a, d in zip(now.accepted, now.drafted, strict=True)]
-
-    def _now(self) -> Acceptance:
-        """A copy, made in one go: another thread may be counting."""
-        return Acceptance(Counter(dict(self.rounds)))
-
-    def _by_place(self, upto: Callable[[int, int, bool], int]) -> list[int]:
-        rounds = self._now().rounds
-        counts = [0] * max((drafted for drafted, _, _ in rounds), default=0)
-        for outcome, times in rounds.items():
-            for i in range(upto(*outcome)):
-                counts[i] += times
-        return counts
+        return [a / d if d else 0.0 for a, d in zip(self.accepted, self.drafted, strict=False)]

@@ -154,8 +154,9 @@ class Engine:
             self.scheduler.reserve(self._slots())
         with self.stats.timed("launch"):
             self._launch()
-        for prompts in self._prompt_forwards:
-            prompts.capture()
+        with self.stats.timed("prompts"):
+            for prompts in self._prompt_forwards:
+                prompts.capture()
         lag = self.config.lag if self.scheduler.running else 0
         while self.flights and self.flights[0].step <= self._steps - lag:
             self._read(self.flights.pop(0))
@@ -335,7 +336,7 @@ class Engine:
             rounds = [launch for launch in rounds if next(launch, "over") != "over"]
         launched = [f for f in self.flights if f.step == self._steps]
         seconds = self._laps.lap(self.stats.aside)
-        for flight in launched if ahead else ():
+        for flight in launched if ahead and all(f.fair for f in launched) else ():
             flight.host_s = seconds / len(launched)
 
     def _round(self, group: Group) -> Generator[None, None, None]:

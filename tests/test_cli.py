@@ -93,6 +93,13 @@ def test_same_seed_same_tokens_with_and_without_drafts(generate) -> None:
     assert len({tuple(json.loads(result.out)["outputs"][0]["token_ids"]) for result in runs}) == 1
 
 
+def test_json_has_what_became_of_drafts_by_place(generate) -> None:
+    options = "hi hi hi hi", "--raw", "--json", "--ignore-eos", "--temperature", 0, "-k", 3, "--max-tokens", 60
+    stats = json.loads(generate(*options).out)["outputs"][0]["stats"]
+    assert sum(stats["places"]["drafted"]) == stats["drafted"] > 0
+    assert sum(stats["places"]["accepted"]) == stats["accepted"]
+
+
 def test_chat_is_the_default_where_there_is_a_template(generate) -> None:
     by_default, chat, raw = (
         json.loads(generate("hi", "--json", *more).out)["outputs"][0]["prompt_tokens"]

@@ -59,21 +59,28 @@ class Stopwatch:
 
     trace: Trace
     text: Detokenizer | None
+    _drafted: int = 0
+    _accepted: int = 0
+    _rounds: int = 0
 
     def emitted(self, seq: Sequence, token_ids: list[int]) -> tuple[int, bool]:
-        """See `specdec.listener.Listener`."""
+        """See `specdec.listener.Listener`. The engine counts a round after it told us, so the one before is settled."""
+        self._settle(seq)
         self.trace.arrivals.append((time.perf_counter(), len(token_ids)))
         return len(token_ids), False
 
     def finished(self, seq: Sequence) -> None:
-        trace, stats = self.trace, seq.stats
-        for (drafted, accepted, _), times in stats.places.rounds.items():
-            trace.rounds[drafted, accepted] += times
-        trace.rounds[0, 0] += stats.rounds - trace.rounds.total()
-        trace.token_ids = seq.output_ids
+        self._settle(seq)
+        self.trace.token_ids = seq.output_ids
         if self.text:
             self.text.decode(seq.output_ids)
-        trace.cached_tokens, trace.preemptions = stats.cached_tokens, stats.preemptions
+        self.trace.cached_tokens, self.trace.preemptions = seq.stats.cached_tokens, seq.stats.preemptions
+
+    def _settle(self, seq: Sequence) -> None:
+        stats = seq.stats
+        if stats.rounds > self._rounds:
+            self.trace.rounds[stats.drafted - self._drafted, stats.accepted - self._accepted] += 1
+            self._rounds, self._drafted, self._accepted = stats.rounds, stats.drafted, stats.accepted
 
 
 class Stand:
