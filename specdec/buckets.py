@@ -37,10 +37,13 @@ class Buckets:
         self._eager = False
 
     def choose(self, rows: int, shape: RoundShape, seconds: float = 0.0, elastic: bool = False) -> Captured:
-        """What is to run a round of `rows` rows, and to be captured first if it was not. The drafts that `shape.tokens` has
-        room for are what exceeds the rows. seconds: what a round takes at present; elastic: one with less room for drafts
-        will do.
+        """What is to run a round of `rows` rows, and to be captured first if it was not.
+
+        The drafts that `shape.tokens` has room for are what exceeds the rows (None: none). seconds: what a round takes at
+        present; elastic: one with less room for drafts will do.
         """
+        if shape.tokens is None:
+            shape = replace(shape, tokens=rows)
         if self._eager:
             return _own(rows, shape, elastic)
         wish = rows, shape, elastic

@@ -32,6 +32,7 @@ def test_the_first_round_gets_a_bucket_of_its_own():
     assert Buckets().choose(5, drafting(5, 7)) == (8, drafting(8, 16))
     assert Buckets().choose(3, drafting(3, 30, steps=10)) == (4, drafting(4, 40, steps=10)), "no more than the steps"
     assert Buckets().choose(300, plain(300)) == (320, plain(320))
+    assert Buckets().choose(5, PLAIN) == (8, plain(8))
 
 
 def test_the_smallest_that_holds_the_round_runs_it():
