@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.library import custom_op
+from torch import Tensor, library, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, DynamicCache, PreTrainedConfig
 
@@ -234,7 +233,7 @@ def attend(
     )
 
 
-_attend_op = custom_op("specdec::attend", attend, mutates_args=("k_cache", "v_cache"))
+_attend_op = library.custom_op("specdec::attend", attend, mutates_args=("k_cache", "v_cache"))
 
 
 @_attend_op.register_fake

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.library import custom_op
+from torch import Tensor, library, nn
 
 from specdec import kernels
 from specdec.kernels.linear import MOST_TOKENS
@@ -37,7 +36,7 @@ MOST_DEEP = 32
 
 _HALF = (torch.bfloat16, torch.float16)
 
-few_op = custom_op("specdec::linear", kernels.linear, mutates_args=())
+few_op = library.custom_op("specdec::linear", kernels.linear, mutates_args=())
 """One opaque operation to the compiler."""
 
 

@@ -8,7 +8,7 @@ that has never been right is left alone after three tries and asked again after 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -183,7 +183,7 @@ class Policy:
         budget = self.allowance - pledged
         if not self.stepped:
             return self._let(rows, batch, budget)
-        may = self._may(rows.keys, rows)
+        may = self._may(rows)
         found = self._current(may, batch, budget) if self.trial.proven else None
         if found is None:
             if not rows.unread:
@@ -214,7 +214,7 @@ class Policy:
 
     def _let(self, rows: Candidates, batch: int, budget: float) -> Plan:
         """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear."""
-        may = self._may(rows.keys, rows)
+        may = self._may(rows)
         if not may:
             return Plan()
         if self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
@@ -227,9 +227,9 @@ class Policy:
                 return Plan(self.k, drafts, risk=min(extra, UNKNOWN))
         return Plan()
 
-    def _may(self, keys: Iterable[Hashable], rows: Candidates) -> list[Hashable]:
-        """Those of the rows `keys` that are not cut off, nor wait for their first answer."""
-        now, known, unread = self._now, self._rows, rows.unread
+    def _may(self, rows: Candidates) -> list[Hashable]:
+        """Those that are not cut off, nor wait for their first answer."""
+        now, known, keys, unread = self._now, self._rows, rows.keys, rows.unread
         for key in keys:
             if key not in known:
                 self._row(key)
