@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+RowOutcome = tuple[int, int, int, bool]
+"""What a round brought a row: tokens that were kept of what it emitted, drafts, those of them that were emitted, and whether
+the output was `cut` there, as `Acceptance.count` has it. One is made for every row and round.
+"""
+
+
+def accepted_per_round(outcomes: Mapping[RowOutcome, int]) -> Counter[int]:
+    """How many rounds accepted so many drafts. outcomes: how many brought what."""
+    found = Counter[int]()
+    for (_, _, accepted, _), times in outcomes.items():
+        found[accepted] += times
+    return found
 
 
 @dataclass(slots=True)
 class Acceptance:
     """Counts over rounds, entry i of the (i + 1)-th draft of a row. docs/metrics.md defines what is made of them.
-
-    Another thread may read them while rounds are counted: the last of them to grow is `accepted`.
 
     drafted: there was such a draft; tested: and all before it stood; accepted: and it stood too, and was emitted.
     """
@@ -17,6 +30,14 @@ class Acceptance:
     drafted: list[int] = field(default_factory=list)
     tested: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, outcomes: Mapping[RowOutcome, int]) -> Acceptance:
+        """Of rounds by what they brought, and how often: alike ones are counted at once."""
+        acceptance = cls()
+        for (_, drafted, accepted, cut), times in outcomes.items():
+            acceptance.count(drafted, accepted, cut, times)
+        return acceptance
 
     def count(self, drafted: int, accepted: int, cut: bool = False, times: int = 1) -> None:
         """Add a row's round with so many drafts, of which the first `accepted` were emitted, and the next one did not

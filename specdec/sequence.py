@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
 from torch import Tensor
 
-from specdec.acceptance import Acceptance
+from specdec.acceptance import Acceptance, RowOutcome, accepted_per_round
 from specdec.kvpool import BlockTable
 from specdec.logprobs import TokenLogprobs, read
 from specdec.sampling import SamplingParams, check_bans, sample_seed
@@ -27,15 +28,9 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-RowOutcome = tuple[int, int, int, bool]
-"""What a round brought a row: tokens that were kept of what it emitted, drafts, those of them that were emitted, and whether
-the output was `cut` there, as `Acceptance.count` has it. One is made for every row and round.
-"""
-
-
 @dataclass(slots=True)
 class RequestStats:
-    """Counts of one sample, defined in docs/metrics.md."""
+    """Counts of one sample, defined in docs/metrics.md. accepted_per_round and places are filled at its end."""
 
     rounds: int = 0
     num_tokens: int = 0
@@ -83,17 +78,18 @@ class RequestStats:
 
     def count(self, outcome: RowOutcome, now: float) -> None:
         """Add one round, of which at least one token was kept. now: when it was read."""
-        kept, drafted, accepted, cut = outcome
+        kept, drafted, accepted, _ = outcome
         if self.first_token_s is None:
             self.first_token_s, self.first_round_tokens = now, kept
         self.last_token_s = now
         self.rounds += 1
         self.num_tokens += kept
-        self.accepted_per_round[accepted] = self.accepted_per_round.get(accepted, 0) + 1
-        if drafted:
-            self.drafted += drafted
-            self.accepted += accepted
-            self.places.count(drafted, accepted, cut)
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def end(self, outcomes: Counter[RowOutcome]) -> None:
+        """Fill in what is not counted round by round. outcomes: of all rounds."""
+        self.accepted_per_round, self.places = dict(accepted_per_round(outcomes)), Acceptance.of(outcomes)
 
 
 class Sequence:
@@ -131,6 +127,9 @@ class Sequence:
         self.keys: list[bytes] = []
         self.num_published = self.num_complete = 0
         self.stats = RequestStats()
+        self.outcomes: Counter[RowOutcome] = (
+            Counter()
+        )  # what places are counted from: that takes longer than a round may
         self.logprobs: list[TokenLogprobs] = []
         self.scores: list[Tensor] = []
         self.processors = params.logits_processors
@@ -174,3 +173,4 @@ class Sequence:
     def finish(self, reason: str, error: BaseException | None = None) -> None:
         if self.status is not Status.FINISHED:
             self.status, self.finish_reason, self.error = Status.FINISHED, reason, error
+            self.stats.end(self.outcomes)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from specdec.acceptance import Acceptance
-from specdec.sequence import RowOutcome
+from specdec.acceptance import Acceptance, RowOutcome, accepted_per_round
 
 PARTS = ("prompts", "launch", "wait", "step")
 """Of the time of the engine's thread; `step` is all of it."""
@@ -31,8 +30,7 @@ class EngineStats:
     cached_tokens: int = 0
     first_tokens: int = 0
     first_token_s: float = 0.0
-    accepted_per_round: Counter = field(default_factory=Counter)
-    places: Acceptance = field(default_factory=Acceptance)
+    outcomes: Counter[RowOutcome] = field(default_factory=Counter)
     finished: Counter = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
 
@@ -52,13 +50,22 @@ class EngineStats:
 
     def count(self, outcomes: Counter[RowOutcome]) -> None:
         """Add what became of the rows of a round, of which most are alike."""
-        for (kept, drafted, accepted, cut), times in outcomes.items():
+        self.outcomes.update(outcomes)
+        for (kept, drafted, accepted, _), times in outcomes.items():
             self.row_rounds += times
             self.emitted += times * kept
             self.drafted += times * drafted
             self.accepted += times * accepted
-            self.accepted_per_round[accepted] += times
-            self.places.count(drafted, accepted, cut, times)
+
+    @property
+    def places(self) -> Acceptance:
+        """What became of drafts by their place in a round, until now; safe from any thread."""
+        return Acceptance.of(dict(self.outcomes))  # a copy in one piece, while rounds are counted
+
+    @property
+    def accepted_per_round(self) -> Counter[int]:
+        """How many rounds of a row accepted so many drafts; likewise."""
+        return accepted_per_round(dict(self.outcomes))
 
     @property
     def acceptance_length(self) -> float:
