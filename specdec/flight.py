@@ -118,15 +118,18 @@ class Post:
 def reading(flight: Flight, counts: list[Counts]) -> Reading:
     """What the round tells a policy. counts: its columns, a row each. Rows that asked for no drafts say nothing."""
     rows, tokens, steps = len(flight.seqs), flight.shape.tokens, flight.shape.draft_steps
+    drafted = [c for c in counts if c.num_drafts and c.ran]
+    outcomes = [
+        Outcome(seq, c.num_drafts, c.num_accepted)
+        for seq, c in zip(flight.seqs if flight.plan.fresh else (), counts, strict=False)
+        if c.num_drafts and c.ran and seq.status is not Status.FINISHED and seq.params.k != 0
+    ]
     return Reading(
         batch=rows,
         steps=steps,
-        places=sum([c.num_drafts for c in counts]) if tokens is None else tokens - rows,
-        outcomes=[
-            Outcome(seq, c.num_drafts, c.num_accepted, c.num_emitted)
-            for seq, c in zip(flight.seqs, counts, strict=True)
-            if c.num_drafts and c.ran and seq.status is not Status.FINISHED and seq.params.k != 0
-        ],
+        places=sum([c.num_drafts for c in drafted]) if tokens is None else tokens - rows,
+        outcomes=outcomes,
+        gained=sum([c.num_emitted - 1 for c in drafted]),
         seconds=flight.seconds if flight.took and flight.fair else None,
-        mixed=any(seq.params.k for seq in flight.drafts),
+        mixed=len(flight.drafts) > len(flight.plan.drafts),
     )

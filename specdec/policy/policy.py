@@ -30,6 +30,9 @@ GPU a shape that is new must be captured."""
 PROBED_ROWS = 4
 UNKNOWN_CATCH_UP = 2.0
 """Taken for what catching up takes, in plain rounds, before it was measured."""
+_LOOKED_AT = 32
+"""Rows that a drafter that paces itself has planned for, and learnt from, a round: to look at a hundred takes the host about
+as long as all the rest that it does for a round, which is then longer than the device's of a small model."""
 _TRIED = 4
 """Drafts that a row may have from a drafter that paces itself before it has been right for it."""
 _HORIZON = 32
@@ -66,7 +69,8 @@ class Plan:
     """draft steps of the round; drafts of each row (absent: none); catch_up: rows among them to be caught up first.
 
     risk: plain rounds that are lost if no draft is right. bucket: drafts per row that the round has room for, 0 where
-    what the rows want decides that.
+    what the rows want decides that. fresh: whether it was made by looking at the rows, which is when they are learnt from;
+    else an earlier one holds.
     """
 
     steps: int = 0
@@ -74,28 +78,30 @@ class Plan:
     catch_up: frozenset[Hashable] = frozenset()
     risk: float = 0.0
     bucket: int = 0
+    fresh: bool = True
 
 
 class Outcome(NamedTuple):
-    """What a round brought a row: drafts verified, the accepted ones among them, tokens emitted."""
+    """What a round brought a row: drafts verified, the accepted ones among them."""
 
     key: Hashable
     drafted: int
     accepted: int
-    emitted: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A round that was read. places: tokens of its bucket beyond one for each of `batch` rows; outcomes: of rows that had
-    drafts; seconds: None if they are no fair sample; mixed: rows whose k is fixed drafted too, so that its time is not
-    this policy's doing, while what became of their drafts says as much about the drafter as that of others.
+    drafts, none where the plan was not fresh; gained: tokens that drafts brought; seconds: None if they are no fair sample;
+    mixed: rows whose k is fixed drafted too, so that its time is not this policy's doing, while what became of their drafts
+    says as much about the drafter as that of others.
     """
 
     batch: int
     steps: int
     places: int
     outcomes: list[Outcome]
+    gained: int = 0
     seconds: float | None = None
     mixed: bool = False
 
@@ -157,7 +163,9 @@ class Policy:
         self._last: tuple[int, int] = (0, 0)
         self._drafted_on_end, self._turn = 0, False
         self._found: tuple[Budget, dict[Hashable, int]] | None = None
-        self._held, self._keys, self._hopes, self._allowed = 0, list[Hashable](), 1.0, 0.0
+        self._held, self._hopes, self._allowed = 0, 1.0, 0.0
+        self._keys: Sequence[Hashable] = ()
+        self._again = Plan()  # what holds for a few rounds, of a drafter that paces itself
 
     @property
     def resting(self) -> bool:
@@ -213,19 +221,30 @@ class Policy:
         return True
 
     def _let(self, rows: Candidates, batch: int, budget: float) -> Plan:
-        """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear."""
+        """For a drafter that paces itself: every row that is not cut off may draft what the allowance can bear.
+
+        In a large batch what was found holds for a few rounds, for the rows that are certain.
+        """
+        self._held -= 1
+        if self._held >= 0 and self._again.risk <= budget and rows.keys == self._keys:
+            return self._again
         may = self._may(rows)
-        if not may:
-            return Plan()
-        if self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
+        if may and self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
             return Plan(self.k, dict.fromkeys(may[:PROBED_ROWS], 1), risk=UNKNOWN) if budget >= UNKNOWN else Plan()
-        for k in reversed(ladder(self.k)):
+        drafts, risk = self._borne(may, batch, budget)
+        certain = {key: k for key, k in drafts.items() if self._rows[key].trial.certain}
+        self._again = Plan(self.k, certain, risk=risk, fresh=False) if certain else Plan()
+        self._held, self._keys = batch // _LOOKED_AT if 2 * len(certain) >= len(drafts) else 0, rows.keys
+        return Plan(self.k, drafts, risk=risk) if drafts else Plan()
+
+    def _borne(self, may: list[Hashable], batch: int, budget: float) -> tuple[dict[Hashable, int], float]:
+        """As many drafts for each of the rows as the allowance can bear, and what they risk."""
+        for k in reversed(ladder(self.k)) if may else ():
             extra = self.costs.extra(batch, 0, k * len(may)) or 0.0
             if extra <= budget:
                 tried, known = min(k, _TRIED), self._rows
-                drafts = {key: k if known[key].trial.certain else tried for key in may}
-                return Plan(self.k, drafts, risk=min(extra, UNKNOWN))
-        return Plan()
+                return {key: k if known[key].trial.certain else tried for key in may}, min(extra, UNKNOWN)
+        return {}, 0.0
 
     def _may(self, rows: Candidates) -> list[Hashable]:
         """Those that are not cut off, nor wait for their first answer."""
@@ -347,16 +366,18 @@ class Policy:
         return None if extra is None else min(1.0, extra)
 
     def _learn(self, outcome: Outcome, believed: float, least: float) -> None:
-        row = self._row(outcome.key)
-        for survival in (self.pooled, row.survival):
-            survival.add(outcome.drafted, outcome.accepted)
-        row.survival.fade()
-        row.trial.note(outcome.accepted > 0, self._now)
-        if row.survival.rates(1, [believed])[0] < least:
-            if row.trial.open(self._now):
-                row.trial.suspend(self._now)
-        elif outcome.accepted:
-            row.trial.resume()
+        key, drafted, accepted = outcome
+        row = self._rows.get(key) or self._row(key)
+        trial, survival = row.trial, row.survival
+        self.pooled.add(drafted, accepted)
+        survival.add(drafted, accepted)
+        survival.fade()
+        trial.note(accepted > 0, self._now)
+        if survival.first(believed) < least:
+            if trial.open(self._now):
+                trial.suspend(self._now)
+        elif accepted:
+            trial.resume()
 
     def _judge(self, rate: float, believed: float) -> None:
         """How a round's first drafts did. A probe that did far better than was believed is worth another one at once."""
@@ -368,5 +389,5 @@ class Policy:
     def _charge(self, reading: Reading, steps: int) -> None:
         """Charge the round to the allowance, or credit it: tokens beyond plain decoding's, less the time beyond it."""
         extra = self.costs.extra(reading.batch, steps, reading.places)
-        gained = sum(o.emitted - 1 for o in reading.outcomes) / reading.batch
+        gained = reading.gained / reading.batch
         self.allowance = min(MOST_SAVED, self.allowance + gained - (UNKNOWN if extra is None else extra))

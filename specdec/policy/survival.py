@@ -23,14 +23,20 @@ class Survival:
 
     def add(self, drafted: int, accepted: int) -> None:
         """Note a round that verified `drafted` drafts, of which the first `accepted` were right."""
-        for j in range(min(accepted + 1, drafted, len(self._tried))):
-            self._tried[j] = self._tried[j] * self.decay + 1
-            self._kept[j] = self._kept[j] * self.decay + (j < accepted)
+        tried, kept, decay = self._tried, self._kept, self.decay
+        for j in range(min(accepted + 1, drafted, len(tried))):
+            tried[j] = tried[j] * decay + 1
+            kept[j] = kept[j] * decay + (j < accepted)
 
     def fade(self) -> None:
         """Once a round: positions that drafts do not reach any more are forgotten, or one bad round barred them for good."""
-        self._tried = [tried * _FADE for tried in self._tried]
-        self._kept = [kept * _FADE for kept in self._kept]
+        for counts in (self._tried, self._kept):
+            for j in range(len(counts)):
+                counts[j] *= _FADE
+
+    def first(self, prior: float) -> float:
+        """`rates(1, [prior])`: what is asked for every row in every round."""
+        return (self._kept[0] + prior) / (self._tried[0] + 1.0)
 
     def rates(self, k: int, prior: list[float] | None = None) -> list[float]:
         """How likely each of k drafts is right, given that those before it are.
