@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specdec.acceptance import RowOutcome
 from specdec.advice import DEBUG, advise, told
 from specdec.buckets import rounded_up
 from specdec.draft import Drafter, LookupDrafter, ModelDrafter
@@ -25,7 +26,7 @@ from specdec.prompts import PromptForward
 from specdec.round import Counts, DrafterFailed, Round, RoundResult, RoundShape
 from specdec.rows import Rows, upload
 from specdec.scheduler import Chunk, Scheduler
-from specdec.sequence import RowOutcome, Sequence, Status
+from specdec.sequence import Sequence, Status
 from specdec.stats import EngineStats
 from specdec.stopwatch import Laps, Stopwatch, timed
 from specdec.verify import Verifier
@@ -294,21 +295,30 @@ class Engine:
         self.rows.flush()
         for group in self._parts():
             self._plan_group(group)
-            self.rows.set_k(group.rows, [group.drafts.get(seq, 0) for seq in group.seqs])
+            k = [group.drafts.get(seq, 0) for seq in group.seqs]
+            if k != group.told:
+                self.rows.set_k(group.rows, k)
+                group.told = k
 
     def _plan_group(self, group: Group) -> None:
         behind = {seq: lacks for seq in group.seqs if (lacks := self._behind(seq))} if self.draft_model else {}
         if group.policy:
-            unread = {seq for f in self.flights for seq, k in f.drafts.items() if k}.intersection(group.free)
+            unread = set().union(*(f.drafts for f in self.flights)).intersection(group.free)
             rows = Candidates(group.free, {seq: behind[seq] for seq in group.free if seq in behind}, unread)
             risk = sum(f.plan.risk for f in self.flights if f.group is group)
             group.plan = group.policy.plan(rows, len(group.seqs), risk)
-        wish = group.fixed | group.plan.drafts
-        self._extend_drafter([seq for seq in behind if seq in wish], group, len(group.seqs))
+        group.drafts = group.fixed | group.plan.drafts
+        if behind:
+            self._catch_up(group, behind)
+
+    def _catch_up(self, group: Group, behind: dict[Sequence, int]) -> None:
+        """Run the drafter over what it lacks of rows that are to draft; those that are late all the same do not."""
+        self._extend_drafter([seq for seq in behind if seq in group.drafts], group, len(group.seqs))
         late = {seq for seq in behind if seq in group.plan.drafts and self._behind(seq)}
-        drafts = {seq: k for seq, k in group.plan.drafts.items() if seq not in late}
-        group.plan = replace(group.plan, drafts=drafts) if drafts else Plan()
-        group.drafts = group.fixed | drafts
+        if late:
+            drafts = {seq: k for seq, k in group.plan.drafts.items() if seq not in late}
+            group.plan = replace(group.plan, drafts=drafts) if drafts else Plan()
+            group.drafts = group.fixed | drafts
 
     def _behind(self, seq: Sequence) -> int:
         """Tokens that the drafter must run before it can draft for `seq` again, or 0.
@@ -442,11 +452,14 @@ class Engine:
             # The read is older than a catch-up that the host enqueued since, so the larger count holds.
             seq.drafter_len = max(seq.drafter_len, counts.drafter_len)
         kept, stopped, error = self._tell(seq, token_ids)
-        seq.token_ids += token_ids[:kept]
+        known, stood = seq.token_ids, counts.num_accepted
+        known += token_ids[:kept]
+        length = len(known)
         if seq.logprobs:
-            del seq.logprobs[len(seq) - seq.prompt_len :]
-        stood, length = counts.num_accepted, len(seq.token_ids)
-        outcome = (kept, counts.num_drafts, min(stood, kept), kept <= stood)
+            del seq.logprobs[length - seq.prompt_len :]
+        cut = kept <= stood
+        outcome = (kept, counts.num_drafts, kept if cut else stood, cut)
+        seq.outcomes[outcome] += 1
         seq.stats.count(outcome, now)
         if error:
             return outcome, ("error", error)

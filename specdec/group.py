@@ -16,7 +16,8 @@ class Group:
 
     seqs: whose rows run together, `rows` their numbers and `members` the same as a set; none of them is ever changed in
     place, so that a round in flight keeps what it was launched with. fixed: drafts of rows whose number is not the policy's
-    to decide; free: the others; drafts: of each row in the next round, at most; nothing where a row is not named.
+    to decide; free: the others; drafts: of each row in the next round, at most; nothing where a row is not named. told: the
+    same in the order of `seqs`, as the device has it; empty where that isn't known.
     """
 
     policy: Policy | None = None
@@ -28,6 +29,7 @@ class Group:
     fixed: dict[Sequence, int] = field(default_factory=dict)
     free: list[Sequence] = field(default_factory=list)
     drafts: dict[Sequence, int] = field(default_factory=dict)
+    told: list[int] = field(default_factory=list)
     _shapes: dict[tuple[int, int | None], RoundShape] = field(default_factory=dict)
 
     def hold(self, seqs: list[Sequence], fixed: dict[Sequence, int]) -> None:
@@ -35,7 +37,7 @@ class Group:
         self.fixed, self.free = {seq: k for seq, k in fixed.items() if k}, [seq for seq in seqs if seq not in fixed]
         self.drafts = self.fixed | self.plan.drafts
         self.seqs, self.rows, self.members = seqs, [seq.row for seq in seqs if seq.row is not None], frozenset(seqs)
-        self._shapes = {}
+        self._shapes, self.told = {}, []
 
     def shape(self, draft_steps: int, tokens: int | None) -> RoundShape:
         """Of a round of these rows, with all that they want of one."""

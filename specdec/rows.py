@@ -143,10 +143,8 @@ class Rows:
 
     def set_k(self, rows: list[int], k: list[int]) -> None:
         """k of each of the rows."""
-        column = self._ints.numbers[_K]
-        if (column[rows] != k).any():
-            column[rows] = k
-            self._ints.dirty = True
+        self._ints.numbers[_K, rows] = k
+        self._ints.dirty = True
 
     def set_drafter_len(self, row: int, length: int) -> None:
         _set(self.drafter_len, row, length)
