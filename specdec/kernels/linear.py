@@ -84,15 +84,7 @@ def one_kernel(
 ):  # fmt: skip
     """One program for ROWS outputs of a single token: too few products for tensor cores to be worth their layout."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    k = tl.arange(0, BLOCK)[None, :]
-    w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64)[:, None] * stride_w + k
-    w = _load(w_tile, k < width, EVEN)
-    wait(DEPENDENT)
-    sums = w.to(tl.float32) * _load(x + k, k < width, EVEN).to(tl.float32)
-    for start in range(BLOCK, width, BLOCK):
-        within = k < width - start
-        sums += _load(w_tile + start, within, EVEN).to(tl.float32) * _load(x + k + start, within, EVEN).to(tl.float32)
-    y = tl.sum(sums, 1)
+    y = one_sums(x, weight, tl.minimum(n, rows - 1), width, stride_w, BLOCK, EVEN, DEPENDENT)
     if bias is not None:
         y += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
     if residual is not None:
@@ -109,17 +101,9 @@ def few_kernel(
     """One program for ROWS outputs of every token, the weight as the left operand: its rows fill the tensor cores' tile."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     t = tl.arange(0, TOKENS)[None, :]
-    across, down = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
-    w_tile = weight + tl.minimum(n, rows - 1).to(tl.int64) * stride_w + across
-    x_tile = x + t * stride_x + down
-    w = _load(w_tile, across < width, EVEN)
-    wait(DEPENDENT)
-    a = tl.load(x_tile, mask=(t < tokens) & (EVEN | (down < width)), other=0.0)
-    sums = tl.dot(w, a, tl.zeros((ROWS, TOKENS), tl.float32), input_precision="ieee")
-    for start in tl.range(BLOCK, width, BLOCK, num_stages=STAGES):
-        w = _load(w_tile + start, across < width - start, EVEN)
-        a = tl.load(x_tile + start, mask=(t < tokens) & (EVEN | (down < width - start)), other=0.0)
-        sums = tl.dot(w, a, sums, input_precision="ieee")
+    sums = few_sums(
+        x, weight, tl.minimum(n, rows - 1), t, tokens, width, stride_x, stride_w, BLOCK, EVEN, STAGES, DEPENDENT
+    )
     if bias is not None:
         sums += tl.load(bias + n, mask=n < rows, other=0.0).to(tl.float32)
     within = (t < tokens) & (n < rows)
@@ -127,6 +111,40 @@ def few_kernel(
         sums = sums.to(out.dtype.element_ty).to(tl.float32)
         sums += tl.load(residual + t * stride_r + n, mask=within, other=0.0).to(tl.float32)
     tl.store(out + t * rows + n, sums, mask=within)
+
+
+@triton.jit
+def one_sums(x, weight, n, width, stride_w, BLOCK: tl.constexpr, EVEN: tl.constexpr, DEPENDENT: tl.constexpr):
+    """Rows n [ROWS] of the weight times a single token, in fp32. The first tile is loaded before the wait."""
+    k = tl.arange(0, BLOCK)[None, :]
+    w_tile = weight + n.to(tl.int64)[:, None] * stride_w + k
+    w = _load(w_tile, k < width, EVEN)
+    wait(DEPENDENT)
+    sums = w.to(tl.float32) * _load(x + k, k < width, EVEN).to(tl.float32)
+    for start in range(BLOCK, width, BLOCK):
+        within = k < width - start
+        sums += _load(w_tile + start, within, EVEN).to(tl.float32) * _load(x + k + start, within, EVEN).to(tl.float32)
+    return tl.sum(sums, 1)
+
+
+@triton.jit
+def few_sums(
+    x, weight, n, t, tokens, width, stride_x, stride_w,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Rows n [ROWS, 1] of the weight times tokens t [1, TOKENS], in fp32: [ROWS, TOKENS], on tensor cores."""
+    across, down = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+    w_tile = weight + n.to(tl.int64) * stride_w + across
+    x_tile = x + t * stride_x + down
+    w = _load(w_tile, across < width, EVEN)
+    wait(DEPENDENT)
+    a = tl.load(x_tile, mask=(t < tokens) & (EVEN | (down < width)), other=0.0)
+    sums = tl.dot(w, a, tl.zeros((n.shape[0], t.shape[1]), tl.float32), input_precision="ieee")
+    for start in tl.range(BLOCK, width, BLOCK, num_stages=STAGES):
+        w = _load(w_tile + start, across < width - start, EVEN)
+        a = tl.load(x_tile + start, mask=(t < tokens) & (EVEN | (down < width - start)), other=0.0)
+        sums = tl.dot(w, a, sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit
