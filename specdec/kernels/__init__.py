@@ -7,6 +7,7 @@ from specdec.kernels.accept import accept
 from specdec.kernels.adjust import adjust
 from specdec.kernels.columns import Adjustments
 from specdec.kernels.flash import flash_attn_with_kvcache
+from specdec.kernels.gated import gated_linear
 from specdec.kernels.linear import linear
 from specdec.kernels.match import match
 from specdec.kernels.merge import merge_states
@@ -22,6 +23,7 @@ __all__ = [
     "accept",
     "adjust",
     "flash_attn_with_kvcache",
+    "gated_linear",
     "linear",
     "match",
     "merge_states",

@@ -50,7 +50,7 @@ def _one(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
 
 def _few(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     rows, width = weight.shape
-    block_rows, block, stages, warps = _tile(rows, width, x.element_size())
+    block_rows, block, stages, warps = tile(rows, width, x.element_size())
     few_kernel[(triton.cdiv(rows, block_rows),)](
         x, weight, bias, residual, out, len(x), rows, width,
         x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0),
@@ -59,7 +59,7 @@ def _few(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
     )  # fmt: skip
 
 
-def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]:
+def tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]:
     """Rows and columns of a program's tile, stages and warps: the best of those measured on an H200 (docs/results.md).
 
     A tile of 16 rows by one warp makes as many programs as there are places for; wide layers have enough rows for more.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import Sampling, accept, backend, linear, match, sample
+from specdec.kernels import Sampling, accept, backend, gated_linear, linear, match, sample
 from specdec.kernels import round as rounds
 from specdec.kernels.columns import RowState, Settled
 
@@ -85,7 +85,7 @@ def sampling(dtype: torch.dtype) -> None:
 
 
 def products(dtype: torch.dtype) -> None:
-    """Of one token and of 16, in each of the tiles, and of a width that fills none; some with a residual."""
+    """Of one token and of 16, in each of the tiles, and of a width that fills none; some with a residual, some gated."""
     for rows, width in ((8192, 1024), (1024, 8192), (1024, 1024), (960, 576), (1024, 1040)):
         weight, residual = torch.empty(rows, width, dtype=dtype), torch.empty(16, rows, dtype=dtype)
         linear(weight[:1], weight, residual[0])
@@ -93,6 +93,10 @@ def products(dtype: torch.dtype) -> None:
         linear(weight[:1], weight, residual[0], residual[:1])
         if width in (8192, 1040):  # the tiles that leave the fewest registers
             linear(weight[:16], weight, residual=residual)
+        gated_linear(weight[:1], weight)
+        gated_linear(weight[:16], weight, residual[0])
+    gated_linear(weight[:1], weight, activation="gelu", gate_first=False)
+    gated_linear(weight[:16], weight, activation="gelu_tanh", gate_first=False)
 
 
 def round_of(batch: int, k: int) -> None:

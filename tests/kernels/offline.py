@@ -32,11 +32,12 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 def compile_for(kernel: Any, arch: int, types: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Compile `kernel` with its arguments typed as in `types`; a value that is no type string is a constant."""
+    """Compile `kernel` with its arguments typed as in `types`: type strings, or values of constants."""
     names = kernel.arg_names
     if "DEPENDENT" in names:
         types = types | dict(DEPENDENT=arch >= 90)
-    constants = {n: v for n, v in types.items() if not isinstance(v, str)}
+    constexpr = {p.name for p in kernel.params if p.is_constexpr}
+    constants = {n: v for n, v in types.items() if n in constexpr or not isinstance(v, str)}
     signature = {n: "constexpr" if n in constants else types[n] for n in names}
     strides = ("sq", "sk", "sv", "so", "stride")
     aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n.startswith(strides)]
