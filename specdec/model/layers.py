@@ -11,12 +11,26 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph
 from transformers import PreTrainedModel
 
-from specdec.model import attention
-from specdec.model.residual import ResidualSums
+from specdec.model import attention, folding, gated, residual
 
-_OPTIONS = {"combo_kernels": True, "triton.enable_pdl": True, "post_grad_custom_pre_pass": ResidualSums()}
+
+class Folds(CustomGraphPass):
+    """A pass of the inductor: what follows a product of a few tokens becomes a part of it, where a kernel can do that."""
+
+    def __call__(self, graph: Graph) -> None:
+        gated.fold_gates(graph)
+        residual.fold_sums(graph)
+
+    def uuid(self) -> Any:
+        """The compiler's cache of graphs keeps those of another version of these files apart."""
+        return get_hash_for_files((__file__, folding.__file__, gated.__file__, residual.__file__))
+
+
+_OPTIONS = {"combo_kernels": True, "triton.enable_pdl": True, "post_grad_custom_pre_pass": Folds()}
 """Of the inductor: one launch for small kernels that don't depend on each other, such as the rotations of q and k;
 kernels that start while the one before them ends, where the device can (see kernels/dependent.py); and a pass of our own."""
 

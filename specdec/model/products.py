@@ -45,6 +45,17 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | 
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
+gated_op = library.custom_op("specdec::gated_linear", kernels.gated_linear, mutates_args=())
+"""The same of a product with its gated activation, which `model/gated.py` puts into compiled layers."""
+
+
+@gated_op.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu", gate_first: bool = True
+) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0] // 2)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in] @ weight [out, in].T + bias: `torch.nn.functional.linear`, faster for few tokens."""
     tokens = x.numel() // x.shape[-1]

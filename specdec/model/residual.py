@@ -10,50 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, ops
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from specdec.model.products import few_op
+from specdec.model.folding import PRODUCT, RESHAPE, arguments, call, product_and_views
 
-_ADD, _RESHAPE = ops.aten.add.Tensor, ops.aten.reshape.default
-_PRODUCT: OpOverload = few_op._opoverload
-_VIEWS = (ops.aten.view.default, ops.aten._unsafe_view.default, _RESHAPE)
+_ADD = ops.aten.add.Tensor
 
 
-class ResidualSums(CustomGraphPass):
-    """A pass of the inductor: every sum that a product can make becomes a part of it, the same bit for bit."""
-
-    def __call__(self, graph: Graph) -> None:
-        for add in graph.find_nodes(op="call_function", target=_ADD):
-            for value, residual in (add.args, add.args[::-1]):
-                chain = _product_and_views(value)
-                if chain and value is not residual and _alike(add, value, residual) and not _written(chain[-1], add):
-                    _fold(graph, add, chain, residual)
-                    break
-
-    def uuid(self) -> Any:
-        """The compiler's cache of graphs keeps those of another version of this file apart."""
-        return get_hash_for_files((__file__,))
-
-
-def _product_and_views(value: Any) -> list[Node]:
-    """`value`, what it is a view of, and so on down to a product without a residual; empty unless each has one user."""
-    chain: list[Node] = []
-    while isinstance(value, Node) and len(value.users) == 1:
-        chain.append(value)
-        if value.target is _PRODUCT:
-            return chain if _arguments(value)[3] is None else []
-        if value.target not in _VIEWS:
-            return []
-        value = value.args[0]
-    return []
-
-
-def _arguments(product: Node) -> list[Any]:
-    """x, weight, bias, residual."""
-    given = dict(zip(("x", "weight", "bias", "residual"), product.args, strict=False)) | product.kwargs
-    return [given.get(name) for name in ("x", "weight", "bias", "residual")]
+def fold_sums(graph: Graph) -> None:
+    """Every sum that a product can make becomes a part of it, the same bit for bit."""
+    for add in graph.find_nodes(op="call_function", target=_ADD):
+        for value, residual in (add.args, add.args[::-1]):
+            chain = product_and_views(value)
+            if chain and value is not residual and _alike(add, value, residual) and not _written(chain[-1], add):
+                _fold(graph, add, chain, residual)
+                break
 
 
 def _alike(add: Node, value: Node, residual: Any) -> bool:
@@ -78,17 +50,9 @@ def _fold(graph: Graph, add: Node, chain: list[Node], residual: Node) -> None:
     """Put the product where the sum stood, since there the residual is known."""
     product = chain[-1]
     with graph.inserting_before(add):
-        rows = _call(graph, _RESHAPE, residual, list(product.meta["val"].shape))
-        folded = _call(graph, _PRODUCT, *_arguments(product)[:3], rows)
-        result = _call(graph, _RESHAPE, folded, list(add.meta["val"].shape))
+        rows = call(graph, RESHAPE, residual, list(product.meta["val"].shape))
+        folded = call(graph, PRODUCT, *arguments(product)[:3], rows)
+        result = call(graph, RESHAPE, folded, list(add.meta["val"].shape))
     add.replace_all_uses_with(result)
     for node in (add, *chain):
         graph.erase_node(node)
-
-
-def _call(graph: Graph, target: OpOverload, *args: Any) -> Node:
-    """A new node, with what the inductor wants to know of it: its value, and its inputs', whose strides it then keeps."""
-    node = graph.call_function(target, args)
-    values = tuple(arg.meta["val"] if isinstance(arg, Node) else arg for arg in args)
-    node.meta.update(val=target(*values), eager_input_vals=(values, {}))
-    return node

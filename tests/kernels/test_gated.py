@@ -42,7 +42,9 @@ def test_twin_rounds_the_product_and_then_the_result(shape, bias, dtype, activat
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("activation, gate_first", [("silu", True), ("silu", False), ("gelu", True), ("gelu_tanh", False)])
+@pytest.mark.parametrize(
+    "activation, gate_first", [("silu", True), ("silu", False), ("gelu", True), ("gelu_tanh", False)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,7 +10,8 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from specdec.model.residual import ResidualSums
+from specdec.model.layers import Folds
+from specdec.model.residual import fold_sums
 
 aten, product = torch.ops.aten, torch.ops.specdec.linear
 HIDDEN, WIDTH = 12, 20
@@ -32,7 +33,7 @@ def folded(function: Callable, *args: Tensor) -> tuple[GraphModule, int]:
     """The graph of `function` after the pass, which gives the same numbers, and how many products have a residual there."""
     graph_module = make_fx(function, tracing_mode="fake")(*args)
     want = graph_module(*(arg.clone() for arg in args))
-    ResidualSums()(graph_module.graph)
+    fold_sums(graph_module.graph)
     graph_module.graph.lint()
     graph_module.recompile()
     got = graph_module(*(arg.clone() for arg in args))
@@ -132,7 +133,7 @@ def test_the_compiler_folds_them_and_keeps_what_it_compiled():
         return r + linear(x, w, b)
 
     args = inputs()
-    options = {"post_grad_custom_pre_pass": ResidualSums()}
+    options = {"post_grad_custom_pre_pass": Folds()}
     for _ in range(2):
         torch._dynamo.reset()
         counters.clear()
