@@ -155,6 +155,11 @@ def of_unequal_parts(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def with_a_column(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    gate, up, _ = linear(x, w, b).split([INNER, 1, INNER - 1], -1)
+    return F.silu(gate) * up
+
+
 def halves_of_the_tokens(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     gate, up = linear(x[:, :2], w, b).chunk(2, 1)
     return F.silu(gate) * up
@@ -186,6 +191,7 @@ def with_a_residual(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         in_fp32,
         of_three_parts,
         of_unequal_parts,
+        with_a_column,
         halves_of_the_tokens,
         of_another_shape,
         with_a_residual,
