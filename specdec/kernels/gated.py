@@ -59,12 +59,19 @@ def _one(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, gate_f
 
 def _few(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, gate_first: bool, out: Tensor) -> None:
     inner, width = out.shape[1], x.shape[1]
-    block_rows, block, stages, warps = tile(2 * inner, width, x.element_size())
+    block_rows, block, stages, warps = _tile(2 * inner, width, x.element_size())
     few_gated_kernel[(triton.cdiv(inner, block_rows // 2),)](
         x, weight, bias, out, len(x), inner, width, x.stride(0), weight.stride(0),
         ACTIVATION=activation, GATE_FIRST=gate_first, TOKENS=8 if len(x) <= 8 else 16, ROWS=block_rows, BLOCK=block,
         EVEN=width % block == 0, STAGES=stages, num_warps=warps, **dependent(x),
     )  # fmt: skip
+
+
+def _tile(rows: int, width: int, element_size: int) -> tuple[int, int, int, int]:
+    """`linear.tile`, but where layers are wide the best of those measured for this kernel (docs/results.md)."""
+    if rows < 8192 or element_size == 4:
+        return tile(rows, width, element_size)
+    return (128, 64, 4, 4) if width >= 4096 else (64, 128, 3, 4)
 
 
 @triton.jit

@@ -95,6 +95,8 @@ def products(dtype: torch.dtype) -> None:
             linear(weight[:16], weight, residual=residual)
         gated_linear(weight[:1], weight)
         gated_linear(weight[:16], weight, residual[0])
+    wide = torch.empty(8192, 4096, dtype=dtype)
+    gated_linear(wide[:16], wide)  # a tile that no other product has
     gated_linear(weight[:1], weight, activation="gelu", gate_first=False)
     gated_linear(weight[:16], weight, activation="gelu_tanh", gate_first=False)
 
