@@ -24,11 +24,12 @@ from specdec.policy import Candidates, Plan, Policy
 from specdec.processing import Processing
 from specdec.prompts import PromptForward
 from specdec.round import Counts, DrafterFailed, Round, RoundResult, RoundShape
-from specdec.rows import Rows, upload
+from specdec.rows import Rows
 from specdec.scheduler import Chunk, Scheduler
 from specdec.sequence import Sequence, Status
 from specdec.stats import EngineStats
 from specdec.stopwatch import Laps, Stopwatch, timed
+from specdec.uploads import sent
 from specdec.verify import Verifier
 
 
@@ -373,7 +374,7 @@ class Engine:
         if not self.round.needs_host(shape) and self.graphs:
             return self.graphs.run(rows, shape)
         device = self.rows.device
-        index = upload(torch.tensor(rows), device).to(device, non_blocking=True)
+        index = sent(torch.tensor(rows), device)
         try:
             if not self.round.needs_host(shape):
                 return self.round.run(index, shape)

@@ -65,7 +65,7 @@ class CatchUp:
     took: Stopwatch
 
 
-def send(values: Tensor) -> Tensor:
+def sent_home(values: Tensor) -> Tensor:
     """`values` on their way to the host: to be read once an event behind this call has come."""
     if not values.is_cuda:
         return values
@@ -111,7 +111,7 @@ class Post:
     def _send(self, values: Tensor) -> Tensor:
         free = self._memory[values.shape, values.dtype]
         if not free:
-            return send(values)
+            return sent_home(values)
         return free.pop().copy_(values, non_blocking=True)
 
 

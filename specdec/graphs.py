@@ -14,8 +14,8 @@ from torch import Tensor
 from specdec.advice import advise
 from specdec.buckets import Buckets
 from specdec.round import Round, RoundResult, RoundShape
-from specdec.rows import upload
 from specdec.stopwatch import Laps
+from specdec.uploads import send, sent
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class _Captured:
     def replay(self, rows: list[int]) -> RoundResult:
         """The round of `rows`, which are mostly those of the last one."""
         if rows != self.rows:
-            self.index.copy_(upload(padded(rows, len(self.index)), self.index.device), non_blocking=True)
+            send(padded(rows, len(self.index)), self.index)
             self.rows = [*rows]
         self.graph.replay()
         return self.result
@@ -66,8 +66,7 @@ class RoundGraphs:
         captured = self._graphs[key]
         if captured is not None:
             return captured.replay(rows)
-        device = self.round.rows.device
-        return self.round.run(upload(padded(rows, bucket), device).to(device, non_blocking=True), shape)
+        return self.round.run(sent(padded(rows, bucket), self.round.rows.device), shape)
 
     def _capture(self, bucket: int, shape: RoundShape) -> _Captured | None:
         """Capture on the spare row alone: what a warm-up round writes there nobody reads."""

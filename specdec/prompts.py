@@ -7,13 +7,13 @@ from torch import Tensor
 
 from specdec.advice import advise
 from specdec.chunks import ChunkShape, Layout, lay_out, packed
-from specdec.flight import send
+from specdec.flight import sent_home
 from specdec.graphs import captured
 from specdec.kernels.logprobs import logprobs
 from specdec.logprobs import width
 from specdec.model import Packed, PagedModel
-from specdec.rows import upload
 from specdec.scheduler import Chunk
+from specdec.uploads import send, sent
 
 _MOST = 32
 """Graphs kept; those that have not been used for longest go first."""
@@ -51,7 +51,7 @@ class PromptForward:
         self._captured[shape] = self._captured.pop(shape)
         inputs, graph = found
         for theirs, ours in zip(inputs, lay_out(chunks, shape, self.model.vocab_size), strict=True):
-            theirs.copy_(upload(ours, self.device), non_blocking=True)
+            send(ours, theirs)
         graph.replay()
         self.replays += 1
 
@@ -60,8 +60,7 @@ class PromptForward:
         logits = self.model.extend(self._exact(chunks), prompt=True)
         top = width(c.seq.params.prompt_logprobs for c in chunks) or 0
         tokens = torch.tensor([t for c in chunks for t in c.seq.token_ids[c.start + 1 : c.end + 1]])
-        tokens = upload(tokens, self.device).to(self.device, non_blocking=True)
-        values = send(logprobs(logits[:, :vocab_size], tokens, top))
+        values = sent_home(logprobs(logits[:, :vocab_size], sent(tokens, self.device), top))
         return values.split([c.end - c.start for c in chunks])
 
     def capture(self) -> None:
@@ -93,4 +92,4 @@ class PromptForward:
         return packed(layout, self.model.pool.block_size, max(c.end - c.start for c in chunks))
 
     def _send(self, layout: Layout) -> Layout:
-        return Layout(*(upload(part, self.device).to(self.device, non_blocking=True) for part in layout))
+        return Layout(*(sent(part, self.device) for part in layout))

@@ -16,6 +16,7 @@ from specdec.kernels import Sampling, adjust
 from specdec.kernels.columns import Adjustments, RowState
 from specdec.kernels.round import gather_rows
 from specdec.sequence import Sequence
+from specdec.uploads import send
 
 STOP_IDS = 8
 """Stop ids per row that a round itself can see. A request with more of them is stopped by the host for the rest."""
@@ -123,7 +124,7 @@ class Rows:
         if self._adjustments is not None:
             self._adjustments.join(row, seq)
         tokens = torch.tensor(seq.token_ids, dtype=torch.int32)
-        self.history[row, : len(tokens)].copy_(upload(tokens, self.device), non_blocking=True)
+        send(tokens, self.history[row, : len(tokens)])
         _set(self.num_tokens, row, len(seq))
         _set(self.drafter_len, row, seq.drafter_len)
         _set(self.active, row, True)
@@ -199,15 +200,10 @@ class _Mirror:
 
     def flush(self) -> None:
         if self.dirty and self.device is not self.host:
-            self.device.copy_(upload(self.host, self.device.device), non_blocking=True)
+            send(self.host, self.device)
         self.dirty = False
 
 
 def _set(column: Tensor, row: int, value: int | bool) -> None:
     """column[row] = value by a kernel: indexing would copy the value from the host, and wait for the device."""
     column[row : row + 1].fill_(value)
-
-
-def upload(host: Tensor, device: torch.device) -> Tensor:
-    """`host` where a non-blocking copy may read it: for CUDA a pinned copy of its own: the host writes on."""
-    return host if device.type == "cpu" else host.pin_memory()

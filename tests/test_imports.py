@@ -22,6 +22,7 @@ LAYERS = [
         "sampling",
         "aside",
         "stopwatch",
+        "uploads",
         "policy",
         "checkpoint < converted < loading",
         "acceptance",
