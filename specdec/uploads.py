@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,14 +28,19 @@ class _Memory(threading.local):
             memory, event = used.popleft()
         else:
             memory, event = torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
-        pinned = memory[: host.nbytes].view(host.dtype).view(host.shape)
-        pinned.copy_(host)
-        target.copy_(pinned, non_blocking=True)
+        pinned = memory[: host.nbytes]
+        pinned.numpy()[:] = in_bytes(host)  # torch would wake a thread for every core to copy a block table
+        target.copy_(pinned.view(host.dtype).view(host.shape), non_blocking=True)
         event.record(torch.cuda.current_stream(target.device))
         used.append((memory, event))
 
 
 _memory = _Memory()
+
+
+def in_bytes(host: Tensor) -> np.ndarray:
+    """The memory of `host`, or of a contiguous copy."""
+    return host.contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def send(host: Tensor, target: Tensor) -> None:
