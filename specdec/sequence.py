@@ -97,6 +97,7 @@ class Sequence:
 
     target_len, drafter_len: positions with KV in each model, at most l - 1 (the device may be ahead by one round).
     limit: the most tokens the sequence may reach. parent: the sample whose prompt KV it may fork.
+    outcomes: what rounds brought, and how often; places are counted from it at the end, which takes longer than a round may.
     logprobs: of the output, where they are asked for; scores: `kernels.logprobs` of the prompt's tokens but the first, in
     pieces that have reached the host once a round of the sequence has. processors: logits processors, those of its
     grammar among them; failures: what they raised, by the position that was to be drawn.
@@ -127,9 +128,7 @@ class Sequence:
         self.keys: list[bytes] = []
         self.num_published = self.num_complete = 0
         self.stats = RequestStats()
-        self.outcomes: Counter[RowOutcome] = (
-            Counter()
-        )  # what places are counted from: that takes longer than a round may
+        self.outcomes = Counter[RowOutcome]()
         self.logprobs: list[TokenLogprobs] = []
         self.scores: list[Tensor] = []
         self.processors = params.logits_processors
