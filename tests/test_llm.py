@@ -83,7 +83,7 @@ def plain_of(loaded, ids, new):
 @pytest.fixture(scope="module")
 def smol(smollm2):
     model = copy.deepcopy(smollm2.model)
-    with LLM(model, tokenizer=smollm2.tokenizer, drafter="lookup", max_model_len=512, max_rows=4) as llm:
+    with LLM(model, tokenizer=smollm2.tokenizer, drafter="lookup", k=10, max_model_len=512, max_rows=4) as llm:
         yield llm
 
 
