@@ -30,9 +30,10 @@ GPU a shape that is new must be captured."""
 PROBED_ROWS = 4
 UNKNOWN_CATCH_UP = 2.0
 """Taken for what catching up takes, in plain rounds, before it was measured."""
-_LOOKED_AT = 32
-"""Rows that a drafter that paces itself has planned for, and learnt from, a round: to look at a hundred takes the host about
-as long as all the rest that it does for a round, which is then longer than the device's of a small model."""
+_LOOKED_AT = 64
+"""Rows that a drafter that paces itself has planned for, and learnt from, a round: to look at a hundred takes the host half as
+long as all the rest that it does for a round, which may then be longer than the device's of a small model. With fewer, rows
+that turn bad go on drafting for longer."""
 _TRIED = 4
 """Drafts that a row may have from a drafter that paces itself before it has been right for it."""
 _HORIZON = 32
@@ -163,7 +164,7 @@ class Policy:
         self._last: tuple[int, int] = (0, 0)
         self._drafted_on_end, self._turn = 0, False
         self._found: tuple[Budget, dict[Hashable, int]] | None = None
-        self._held, self._hopes, self._allowed = 0, 1.0, 0.0
+        self._held, self._batch, self._hopes, self._allowed = 0, 0, 1.0, 0.0
         self._keys: Sequence[Hashable] = ()
         self._again = Plan()  # what holds for a few rounds, of a drafter that paces itself
 
@@ -226,7 +227,7 @@ class Policy:
         In a large batch what was found holds for a few rounds, for the rows that are certain.
         """
         self._held -= 1
-        if self._held >= 0 and self._again.risk <= budget and rows.keys == self._keys:
+        if self._held >= 0 and self._again.risk <= budget and (batch, rows.keys) == (self._batch, self._keys):
             return self._again
         may = self._may(rows)
         if may and self.costs.extra(batch, 0, batch) is None:  # a first look at what drafts cost
@@ -234,7 +235,8 @@ class Policy:
         drafts, risk = self._borne(may, batch, budget)
         certain = {key: k for key, k in drafts.items() if self._rows[key].trial.certain}
         self._again = Plan(self.k, certain, risk=risk, fresh=False) if certain else Plan()
-        self._held, self._keys = batch // _LOOKED_AT if 2 * len(certain) >= len(drafts) else 0, rows.keys
+        self._held = batch // _LOOKED_AT if 2 * len(certain) >= len(drafts) else 0
+        self._batch, self._keys = batch, rows.keys
         return Plan(self.k, drafts, risk=risk) if drafts else Plan()
 
     def _borne(self, may: list[Hashable], batch: int, budget: float) -> tuple[dict[Hashable, int], float]:

@@ -173,7 +173,7 @@ def test_in_a_large_batch_rows_that_are_certain_keep_their_plan_for_a_few_rounds
     device = Device(128, lambda r, j: 0.7, stepped=False, token_cost=0.0002).run(policy, tokens=512)
     assert device.speed > 2
     later = looked[len(looked) // 2 :]
-    assert 1 / 6 < sum(later) / len(later) < 1 / 4, "one in five, but for rounds that measure plain decoding"
+    assert 1 / 4 < sum(later) / len(later) < 3 / 8, "one in three, but for rounds that measure plain decoding"
 
 
 @pytest.mark.parametrize("batch", PLAIN)
