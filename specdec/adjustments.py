@@ -12,13 +12,14 @@ from torch import Tensor
 from specdec.kernels.columns import BANS, BIAS, PENALTIES, Adjustments
 from specdec.sampling import BAN_LENGTH, MOST_BANS, SamplingParams
 from specdec.sequence import Sequence
+from specdec.uploads import send
 
 
 class AdjustmentTables:
     """Tables for `num_rows` rows and a vocabulary of `vocab_size`; see `table_bytes`."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device):
-        self.vocab_size, self.device = vocab_size, device
+        self.vocab_size = vocab_size
 
         def table(dtype: torch.dtype, *size: int, fill: float = 0) -> Tensor:
             return torch.full((num_rows, *size), fill, dtype=dtype, device=device)
@@ -43,19 +44,16 @@ class AdjustmentTables:
             columns.repetition[row : row + 1].fill_(p.repetition_penalty or 1.0)
             columns.presence[row : row + 1].fill_(p.presence_penalty)
             columns.frequency[row : row + 1].fill_(p.frequency_penalty)
-            self._send(columns.counts[row], counts_of(seq, self.vocab_size))
+            send(counts_of(seq, self.vocab_size), columns.counts[row])
         if p.biases:
-            self._send(columns.bias[row], bias_of(p, self.vocab_size))
+            send(bias_of(p, self.vocab_size), columns.bias[row])
         if seq.bans:
             bans, until = torch.full((MOST_BANS, BAN_LENGTH), -1, dtype=torch.int32), torch.zeros(MOST_BANS).long()
             for i, (tokens, end) in enumerate(seq.bans):
                 bans[i, BAN_LENGTH - len(tokens) :] = torch.tensor(tokens, dtype=torch.int32)
                 until[i] = end
-            self._send(columns.bans[row], bans)
-            self._send(columns.until[row], until)
-
-    def _send(self, place: Tensor, values: Tensor) -> None:
-        place.copy_(values if self.device.type == "cpu" else values.pin_memory(), non_blocking=True)
+            send(bans, columns.bans[row])
+            send(until, columns.until[row])
 
 
 def table_bytes(num_rows: int, vocab_size: int) -> int:

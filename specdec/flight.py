@@ -118,18 +118,14 @@ class Post:
 def reading(flight: Flight, counts: list[Counts]) -> Reading:
     """What the round tells a policy. counts: its columns, a row each. Rows that asked for no drafts say nothing."""
     rows, tokens, steps = len(flight.seqs), flight.shape.tokens, flight.shape.draft_steps
-    drafted = [c for c in counts if c.num_drafts and c.ran]
-    outcomes = [
-        Outcome(seq, c.num_drafts, c.num_accepted)
-        for seq, c in zip(flight.seqs if flight.plan.fresh else (), counts, strict=False)
-        if c.num_drafts and c.ran and seq.status is not Status.FINISHED and seq.params.k != 0
-    ]
+    drafted = [(seq, c) for seq, c in zip(flight.seqs, counts, strict=True) if c.num_drafts and c.ran]
+    told = [(seq, c) for seq, c in drafted if seq.status is not Status.FINISHED and seq.params.k != 0]
     return Reading(
         batch=rows,
         steps=steps,
-        places=sum([c.num_drafts for c in drafted]) if tokens is None else tokens - rows,
-        outcomes=outcomes,
-        gained=sum([c.num_emitted - 1 for c in drafted]),
+        places=sum([c.num_drafts for _, c in drafted]) if tokens is None else tokens - rows,
+        outcomes=[Outcome(seq, c.num_drafts, c.num_accepted) for seq, c in told] if flight.plan.fresh else [],
+        gained=sum([c.num_emitted - 1 for _, c in drafted]),
         seconds=flight.seconds if flight.took and flight.fair else None,
         mixed=len(flight.drafts) > len(flight.plan.drafts),
     )

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SMALLEST = 64
-
 
 class _Memory(threading.local):
     """Pinned memory of this thread by device and size, in the order of its last use, with an event behind that.
@@ -22,7 +20,7 @@ class _Memory(threading.local):
         self._used: defaultdict[tuple[torch.device, int], deque[tuple[Tensor, torch.cuda.Event]]] = defaultdict(deque)
 
     def send(self, host: Tensor, target: Tensor) -> None:
-        size = max(1 << (host.nbytes - 1).bit_length(), _SMALLEST)
+        size = 1 << (host.nbytes - 1).bit_length()
         used = self._used[target.device, size]
         if used and used[0][1].query():
             memory, event = used.popleft()

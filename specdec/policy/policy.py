@@ -375,7 +375,7 @@ class Policy:
         survival.add(drafted, accepted)
         survival.fade()
         trial.note(accepted > 0, self._now)
-        if survival.first(believed) < least:
+        if survival.rates(1, [believed])[0] < least:
             if trial.open(self._now):
                 trial.suspend(self._now)
         elif accepted:

@@ -34,10 +34,6 @@ class Survival:
             for j in range(len(counts)):
                 counts[j] *= _FADE
 
-    def first(self, prior: float) -> float:
-        """`rates(1, [prior])`: what is asked for every row in every round."""
-        return (self._kept[0] + prior) / (self._tried[0] + 1.0)
-
     def rates(self, k: int, prior: list[float] | None = None) -> list[float]:
         """How likely each of k drafts is right, given that those before it are.
 
